@@ -1,7 +1,7 @@
 """Attention without a deep-learning framework.
 
-A *mask* says which query may see which key. A *plan* lists those pairs in the order a machine wants. A *kernel*
-walks a plan. Everything above is ordinary array code.
+A *mask* says which query may see which key. A *plan* lists those pairs in the order a machine wants. A
+*kernel* walks a plan. Everything above is ordinary array code.
 
 Every name below is loaded on first use, so that ``import npattn`` costs little more than ``import numpy`` and
 works where numba, scipy, networkx, cupy or matplotlib are missing.
@@ -59,7 +59,7 @@ _HOME = {
     **dict.fromkeys(("get_num_threads", "set_num_threads"), "npattn._threads"),
 }
 
-__all__ = [*_MODULES, *_HOME]  # noqa: PLE0604
+__all__ = [*_MODULES, *_HOME]
 
 
 def __getattr__(name: str) -> Any:

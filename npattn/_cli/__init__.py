@@ -1,0 +1,1 @@
+"""The three commands of ``npattn``: one file each."""
