@@ -1,0 +1,11 @@
+"""What attention does and what it costs: arrays in, arrays out. ``npattn.plots`` draws the results."""
+
+from npattn.analysis.cost import Cost as Cost
+from npattn.analysis.cost import attention_cost as attention_cost
+from npattn.analysis.cost import linear_attention_cost as linear_attention_cost
+from npattn.analysis.distance import DistanceProfile as DistanceProfile
+from npattn.analysis.distance import distance_profile as distance_profile
+from npattn.analysis.heads import HeadSummary as HeadSummary
+from npattn.analysis.heads import head_agreement as head_agreement
+from npattn.analysis.heads import head_summary as head_summary
+from npattn.analysis.rollout import rollout as rollout
