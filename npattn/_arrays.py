@@ -54,6 +54,12 @@ def accumulation_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float64) if dtype == np.float64 else np.dtype(np.float32)
 
 
+def to_numpy(array: Any) -> Array:
+    """``array`` on the CPU: itself, or a copy of what is on the GPU."""
+    result: Array = array.get() if is_cupy(array) else np.asarray(array)
+    return result
+
+
 def contiguous_last_axis(array: Array) -> Array:
     """``array`` itself when its last axis is contiguous, else a C-ordered copy.
 

@@ -15,7 +15,8 @@ and backward, with ``pd = p * keep / (1 - dropout_p)`` the dropped weights::
 
     dv     = pd.T @ dout
     dp     = (dout @ v.T) * keep / (1 - dropout_p)
-    delta  = rowsum(dout * out)                       # = rowsum(p * dp)
+    delta  = rowsum(dout * out) where out != 0        # = rowsum(p * dp); a row that sees no key has out 0,
+                                                      #   and its dout may be anything
     ds     = p * (dp - delta + dlse)                  # d of the logits after bias
     dbias  = ds                                       # summed over the axes along which bias broadcasts
     dsinks = sum(exp(sinks - m) / l * (dlse - delta)) # over batch and queries
@@ -25,6 +26,9 @@ and backward, with ``pd = p * keep / (1 - dropout_p)`` the dropped weights::
 
 ``m`` and ``l`` are kept apart, never as their sum ``lse = m + log(l)`` alone: at logits of 1e5 in float32
 there is no room for log(l) beside m, and p would no longer sum to one.
+
+The scale goes where nothing overflows or underflows on the way (``split_scale``): |scale| <= 1 multiplies q
+before the product (and ds before the products that give dq and dk), a larger one multiplies what comes out.
 
 A masked pair contributes nothing, whatever its key, value, query, bias or dout rows hold: 0 * NaN must not
 happen. See Implementation for the module protocol.
@@ -54,6 +58,15 @@ class Problem(NamedTuple):
     has_sinks: bool
     dropout_p: float  # in [0, 1); 0.0 = off. p = 1 is answered before any kernel
     seed: int  # 0 <= seed < 2**64; meaningless when dropout_p == 0
+
+
+def split_scale(scale: float) -> tuple[float, float]:
+    """(factor before, factor after) the products with q and k; one of them is 1.
+
+    ``logits = (q * before) @ k.T * after``: shrinking first cannot overflow where the logits do not, growing
+    last cannot underflow.
+    """
+    return (scale, 1.0) if abs(scale) <= 1.0 else (1.0, scale)
 
 
 class Forward(NamedTuple):
@@ -122,4 +135,4 @@ class Implementation(Protocol):
         """The transposed formula above."""
 
 
-__all__ = ["AttentionGrads", "Forward", "Implementation", "Problem"]
+__all__ = ["AttentionGrads", "Forward", "Implementation", "Problem", "split_scale"]

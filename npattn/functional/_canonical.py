@@ -1,0 +1,291 @@
+"""From what a caller may pass to what a kernel is given, and back.
+
+A caller may pass any number of leading dimensions, 2-D arrays shared by all heads, mixed dtypes and any
+strides; a kernel gets 4-D arrays of one dtype with a contiguous last axis. Nothing is copied unless a dtype
+changes, the last axis is strided, or several leading dimensions broadcast partially.
+"""
+
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npattn import _check
+from npattn._arrays import (
+    accumulation_dtype,
+    array_module,
+    contiguous_last_axis,
+    is_attention_dtype,
+    to_numpy,
+)
+from npattn._typing import Array
+from npattn.kernels.contract import Problem
+from npattn.masks.base import Extent, Mask
+from npattn.masks.explicit import Dense
+
+
+class Layout(NamedTuple):
+    """The sizes of one call, agreed between query, key and value."""
+
+    lead: tuple[int, ...]  # leading dimensions of the result; batch is their product
+    has_heads: bool  # whether the result has a heads axis: not when every array is 2-D
+    batch: int
+    heads_q: int
+    heads_kv: int
+    len_q: int
+    len_k: int
+    head_dim: int
+    head_dim_v: int
+
+    @property
+    def rows_shape(self) -> tuple[int, ...]:
+        """The shape of lse; with head_dim_v behind it, that of out."""
+        return (*self.lead, self.heads_q, self.len_q) if self.has_heads else (self.len_q,)
+
+    @property
+    def extent(self) -> Extent:
+        """What masks and plans need to know."""
+        return Extent(self.batch, self.heads_q, self.len_q, self.len_k)
+
+
+class Inputs(NamedTuple):
+    """One call as the kernels see it."""
+
+    layout: Layout
+    problem: Problem
+    mask: Mask | None
+    q: Array
+    k: Array
+    v: Array
+    bias: Array | None
+    sinks: Array | None
+
+
+@lru_cache(maxsize=1024)
+def layout_of(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> Layout:
+    """Agree on the sizes, or say which shapes differ along which axis.
+
+    Parameters
+    ----------
+    query, key, value : tuple of int
+        Shapes: (..., heads, length, dim), or (length, dim) for one head shared by all.
+
+    Raises
+    ------
+    ValueError
+        Fewer than two axes, lengths, head dimensions, numbers of heads or leading dimensions that differ.
+    """
+    shapes = {"query": query, "key": key, "value": value}
+    for name, shape in shapes.items():
+        if len(shape) < 2:
+            raise ValueError(f"{name} must be (..., heads, length, head_dim), got shape {shape}")
+    if query[-1] != key[-1]:
+        rule = "query and key must have the same head_dim"
+        raise _check.shapes_differ(rule, "-1, head_dim", query=query, key=key)
+    if key[-2] != value[-2]:
+        rule = "key and value must have the same length len_k"
+        raise _check.shapes_differ(rule, "-2, len_k", key=key, value=value)
+
+    if len(key) > 2 and len(value) > 2 and key[-3] != value[-3]:
+        rule = "key and value must have the same number of heads"
+        raise _check.shapes_differ(rule, "-3, heads_kv", key=key, value=value)
+    heads_kv = key[-3] if len(key) > 2 else value[-3] if len(value) > 2 else 1
+    heads_q = query[-3] if len(query) > 2 else heads_kv
+    if heads_q % heads_kv if heads_kv else heads_q:
+        raise ValueError(
+            f"heads_q must be a multiple of heads_kv (axis -3, heads): heads_q={heads_q}, "
+            f"heads_kv={heads_kv}; query has shape {query}, key has shape {key}, value has shape {value}"
+        )
+    try:
+        lead = np.broadcast_shapes(query[:-3], key[:-3], value[:-3])
+    except ValueError:
+        rule = "the leading dimensions must broadcast"
+        raise _check.shapes_differ(rule, "0 to -4, batch", **shapes) from None
+    return Layout(
+        lead=lead,
+        has_heads=max(len(query), len(key), len(value)) > 2,
+        batch=prod(lead),
+        heads_q=heads_q,
+        heads_kv=heads_kv,
+        len_q=query[-2],
+        len_k=key[-2],
+        head_dim=query[-1],
+        head_dim_v=value[-1],
+    )
+
+
+def canonical(
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    bias: Any,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Any,
+    dropout: tuple[float, int] = (0.0, 0),
+) -> Inputs:
+    """Check the arguments of one call and bring them into the kernels' form.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As ``npattn.attention`` says.
+    """
+    query, key, value = as_array(query), as_array(key), as_array(value)
+    xp = array_module(query, key, value, bias, sinks)
+    layout = layout_of(query.shape, key.shape, value.shape)
+    dtype = query.dtype
+    if not (dtype == key.dtype == value.dtype and is_attention_dtype(dtype)):
+        dtype = common_dtype(query=query, key=key, value=value)
+    acc = accumulation_dtype(dtype)
+    limits = np.finfo(acc)
+    cap = _check.softcap_value(softcap)
+    if cap:  # in accumulation precision neither 0 nor inf
+        cap = min(max(cap, float(limits.tiny)), float(limits.max))
+    if bias is not None:
+        bias = _bias(bias, layout, acc)
+    if sinks is not None:
+        sinks = as_array(sinks)
+        _check.float_dtype("sinks", sinks.dtype)
+        if sinks.shape != (layout.heads_q,):
+            raise ValueError(f"sinks must have shape (heads_q,) = ({layout.heads_q},), got {sinks.shape}")
+        sinks = xp.ascontiguousarray(narrowed(sinks, acc))
+    problem = Problem(
+        dtype,
+        layout.batch,
+        layout.heads_q,
+        layout.heads_kv,
+        layout.len_q,
+        layout.len_k,
+        layout.head_dim,
+        layout.head_dim_v,
+        _check.scale_value(scale, layout.head_dim),
+        cap,
+        bias is not None,
+        sinks is not None,
+        dropout[0],
+        dropout[1],
+    )
+    return Inputs(
+        layout,
+        problem,
+        None if mask is None else as_mask(mask, layout),
+        stacked(query, layout, layout.heads_q, dtype),
+        stacked(key, layout, layout.heads_kv, dtype),
+        stacked(value, layout, layout.heads_kv, dtype),
+        bias,
+        sinks,
+    )
+
+
+def as_array(x: Any) -> Array:
+    """``x`` itself when it is an array of a plain class, else ``numpy.asarray(x)``."""
+    if type(x) is np.ndarray or array_module(x) is not np:
+        return x  # type: ignore[no-any-return]
+    return np.asarray(x)
+
+
+def common_dtype(**arrays: Array) -> np.dtype[Any]:
+    """The dtype NumPy promotes these arrays to, when attention computes in it and in each of them."""
+    for name, array in arrays.items():
+        _check.float_dtype(name, array.dtype.newbyteorder("="))
+    dtype = _check.promote(", ".join(arrays), *(array.dtype for array in arrays.values()))
+    return _check.float_dtype("the promoted input", dtype.newbyteorder("="))
+
+
+def stacked(x: Array, layout: Layout, heads: int, dtype: np.dtype[Any]) -> Array:
+    """``x`` as (batch, heads, length, dim) of ``dtype``, its last axis contiguous."""
+    if x.dtype != dtype or not x.flags.aligned:
+        x = x.astype(dtype)
+    if x.ndim != 4 or x.shape[0] != layout.batch or x.shape[1] != heads:
+        xp = array_module(x)
+        x = xp.broadcast_to(x, (*layout.lead, heads, *x.shape[-2:]))
+        x = x.reshape(layout.batch, heads, *x.shape[-2:])
+    return contiguous_last_axis(x)
+
+
+def narrowed(x: Array, dtype: np.dtype[Any]) -> Array:
+    """``x`` in ``dtype``; finite values beyond its range become its largest: finite stays finite."""
+    if x.dtype == dtype:
+        return x
+    if np.finfo(x.dtype).max <= np.finfo(dtype).max:
+        return x.astype(dtype)
+    xp = array_module(x)
+    limit = float(np.finfo(dtype).max)
+    result: Array = xp.where(xp.isinf(x), x, xp.clip(x, -limit, limit)).astype(dtype)
+    return result
+
+
+def as_mask(mask: Any, layout: Layout) -> Mask:
+    """A Mask as it is; a bool array as ``Dense``."""
+    if isinstance(mask, Mask):
+        return mask
+    array = _check.mask_dtype(as_array(mask))
+    array = pairwise(array, layout, "mask")
+    return Dense(to_numpy(array))
+
+
+def pairwise(x: Array, layout: Layout, name: str) -> Array:
+    """``x``, which broadcasts to (..., heads_q, len_q, len_k), in 4-D.
+
+    The result has shape (batch or 1, heads_q or 1, len_q or 1, len_k or 1).
+
+    Raises
+    ------
+    ValueError
+        It does not broadcast to that shape.
+    """
+    full = (*layout.lead, layout.heads_q, layout.len_q, layout.len_k)
+    shape = (1,) * (len(full) - x.ndim) + x.shape
+    extra = len(shape) - len(full)
+    own = shape[extra:]
+    if any(size != 1 for size in shape[:extra]) or any(
+        size not in (1, there) for size, there in zip(own, full, strict=True)
+    ):
+        axes = ["batch"] * len(layout.lead) + ["heads_q", "len_q", "len_k"]
+        wrong = [
+            f"{axis - len(full)}, {axes[axis]}"
+            for axis, (size, there) in enumerate(zip(own, full, strict=True))
+            if size not in (1, there)
+        ]
+        rule = f"{name} must broadcast to (batch, heads_q, len_q, len_k)"
+        raise _check.shapes_differ(rule, "; ".join(wrong) or "0", **{name: x.shape, "the call": full})
+    x = x.reshape(own)
+    lead = own[:-3]
+    if lead == layout.lead:
+        return x.reshape(layout.batch, *own[-3:])
+    if all(size == 1 for size in lead):
+        return x.reshape(1, *own[-3:])
+    x = array_module(x).broadcast_to(x, (*layout.lead, *own[-3:]))
+    return x.reshape(layout.batch, *own[-3:])
+
+
+def _bias(bias: Any, layout: Layout, acc: np.dtype[Any]) -> Array:
+    """The bias in 4-D; in its own dtype unless that is wider than the accumulation dtype."""
+    bias = as_array(bias)
+    _check.float_dtype("bias", bias.dtype.newbyteorder("="))
+    bias = pairwise(bias, layout, "bias")
+    dtype = bias.dtype.newbyteorder("=")
+    if dtype == np.float64 != acc:
+        bias = narrowed(bias, acc)
+    elif bias.dtype != dtype or not bias.flags.aligned:
+        bias = bias.astype(dtype)
+    return contiguous_last_axis(bias)
+
+
+def like_argument(grad: Array, argument: Any, lead: tuple[int, ...]) -> Array:
+    """A kernel's 4-D gradient in ``argument``'s own shape and dtype, summed where the argument broadcast."""
+    argument = as_array(argument)
+    if grad.shape == argument.shape:
+        return grad if grad.dtype == argument.dtype else grad.astype(argument.dtype)
+    if grad.ndim == 4:
+        grad = grad.reshape(*(lead if grad.shape[0] != 1 else ()), *grad.shape[1:])
+    shape = argument.shape
+    shape = (1,) * (grad.ndim - len(shape)) + shape
+    shape = shape[len(shape) - grad.ndim :]
+    axes = tuple(axis for axis in range(grad.ndim) if shape[axis] == 1 != grad.shape[axis])
+    if axes:
+        grad = grad.sum(axes, keepdims=True, dtype=accumulation_dtype(grad.dtype))
+    return grad.reshape(argument.shape).astype(argument.dtype, copy=False)
