@@ -1,0 +1,230 @@
+"""The formulas as array code, for NumPy and CuPy, in any float dtype. See the package docstring."""
+
+from typing import Any, Final
+
+import numpy as np
+
+from npattn._arrays import accumulation_dtype, array_module
+from npattn._typing import Array
+from npattn.kernels.pointwise.erf import erf
+
+USABLE: Final = True
+
+SQRT_HALF: Final = 0.7071067811865476
+SQRT_2_OVER_PI: Final = 0.7978845608028654
+CUBIC: Final = 0.044715
+
+#: Rows of the loss are worked on in blocks of about this many elements, so that temporaries stay in cache.
+BLOCK: Final = 1 << 16
+
+
+def gelu(x: Array, tanh: bool) -> Array:
+    """``y = x Φ(x)``, or its tanh approximation ``x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2``."""
+    xp = array_module(x)
+    wide = x.astype(accumulation_dtype(x.dtype), copy=False)
+    y = xp.tanh(_tanh_argument(wide)) if tanh else erf(wide * SQRT_HALF)
+    y += 1.0
+    y *= wide
+    y *= 0.5
+    return _as(y, x)
+
+
+def gelu_backward(dy: Array, x: Array, tanh: bool) -> Array:
+    """``dx = dy (Φ(x) + x φ(x))``, or the derivative of the tanh approximation."""
+    xp = array_module(dy, x)
+    wide = x.astype(accumulation_dtype(x.dtype), copy=False)
+    if tanh:
+        t = xp.tanh(_tanh_argument(wide))
+        slope = wide * wide
+        slope *= 3.0 * CUBIC
+        slope += 1.0
+        slope *= SQRT_2_OVER_PI  # d of tanh's argument
+        slope *= 1.0 - t * t
+        slope *= wide
+        slope += t
+        slope += 1.0
+        slope *= 0.5
+    else:
+        slope = wide * wide
+        slope *= -0.5
+        xp.exp(slope, out=slope)
+        slope *= 0.5 * SQRT_2_OVER_PI  # φ(x): 1 / sqrt(2π) = sqrt(2/π) / 2
+        slope *= wide
+        slope += 0.5 * (1.0 + erf(wide * SQRT_HALF))
+    slope *= dy
+    return _as(slope, x)
+
+
+def silu(x: Array) -> Array:
+    """``y = x σ(x)``."""
+    y = _sigmoid(x.astype(accumulation_dtype(x.dtype), copy=False))
+    y *= x
+    return _as(y, x)
+
+
+def silu_backward(dy: Array, x: Array) -> Array:
+    """``dx = dy σ(x) (1 + x (1 − σ(x)))``."""
+    s = _sigmoid(x.astype(accumulation_dtype(x.dtype), copy=False))
+    dx = 1.0 - s
+    dx *= x
+    dx += 1.0
+    dx *= s
+    dx *= dy
+    return _as(dx, x)
+
+
+def swiglu(gate: Array, up: Array) -> Array:
+    """``y = silu(gate) · up``."""
+    y = _sigmoid(gate.astype(accumulation_dtype(gate.dtype), copy=False))
+    y *= gate
+    y *= up
+    return _as(y, gate)
+
+
+def swiglu_backward(dy: Array, gate: Array, up: Array) -> tuple[Array, Array]:
+    """``dup = dy silu(gate)``; ``dgate = dy up σ(gate) (1 + gate (1 − σ(gate)))``."""
+    s = _sigmoid(gate.astype(accumulation_dtype(gate.dtype), copy=False))
+    dgate = 1.0 - s
+    dgate *= gate
+    dgate += 1.0
+    dgate *= s
+    dgate *= up
+    dgate *= dy
+    s *= gate
+    s *= dy
+    return _as(dgate, gate), _as(s, up)
+
+
+def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> tuple[Array, Array, Array]:
+    """``y = (x − mean) · rstd · weight + bias`` by row; also mean and rstd, each (rows,)."""
+    xp = array_module(x, weight, bias)
+    wide = x.astype(accumulation_dtype(x.dtype), copy=False)
+    mean = wide.mean(axis=1)
+    y = wide - mean[:, None]
+    rstd = 1.0 / xp.sqrt((y * y).mean(axis=1) + wide.dtype.type(eps))
+    y *= rstd[:, None]
+    y *= weight
+    if bias is not None:
+        y += bias
+    return _as(y, x), mean, rstd
+
+
+def layer_norm_backward(
+    dy: Array, x: Array, weight: Array, mean: Array, rstd: Array
+) -> tuple[Array, Array, Array]:
+    """dx, dweight, dbias of ``y = xhat · weight + bias``, ``xhat = (x − mean) · rstd``::
+
+    dxhat = dy · weight
+    dx    = rstd · (dxhat − mean(dxhat) − xhat · mean(dxhat · xhat))
+    """
+    xhat = x.astype(mean.dtype, copy=False) - mean[:, None]
+    xhat *= rstd[:, None]
+    dy = dy.astype(mean.dtype, copy=False)
+    dbias = dy.sum(axis=0)
+    dweight = (dy * xhat).sum(axis=0)
+    dx = dy * weight
+    along = (dx * xhat).mean(axis=1)
+    dx -= dx.mean(axis=1)[:, None]
+    xhat *= along[:, None]
+    dx -= xhat
+    dx *= rstd[:, None]
+    return _as(dx, x), _as(dweight, weight), _as(dbias, weight)
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> tuple[Array, Array]:
+    """``y = x · rstd · weight`` with ``rstd = 1 / sqrt(mean(x²) + eps)`` by row; also rstd (rows,)."""
+    xp = array_module(x, weight)
+    wide = x.astype(accumulation_dtype(x.dtype), copy=False)
+    rstd = 1.0 / xp.sqrt((wide * wide).mean(axis=1) + wide.dtype.type(eps))
+    y = wide * rstd[:, None]
+    y *= weight
+    return _as(y, x), rstd
+
+
+def rms_norm_backward(dy: Array, x: Array, weight: Array, rstd: Array) -> tuple[Array, Array]:
+    """dx, dweight of ``y = xhat · weight``, ``xhat = x · rstd``::
+
+    dxhat = dy · weight
+    dx    = rstd · (dxhat − xhat · mean(dxhat · xhat))
+    """
+    xhat = x.astype(rstd.dtype, copy=False) * rstd[:, None]
+    dy = dy.astype(rstd.dtype, copy=False)
+    dweight = (dy * xhat).sum(axis=0)
+    dx = dy * weight
+    along = (dx * xhat).mean(axis=1)
+    xhat *= along[:, None]
+    dx -= xhat
+    dx *= rstd[:, None]
+    return _as(dx, x), _as(dweight, weight)
+
+
+def cross_entropy(logits: Array, targets: Array, ignore_index: int, smoothing: float) -> tuple[Array, Array]:
+    """By row: loss (0 where ignored) and lse, each (rows,), accumulation dtype::
+
+    loss = lse − (1 − smoothing) · logits[target] − smoothing · mean(logits)
+    """
+    xp = array_module(logits, targets)
+    rows, classes = logits.shape
+    dtype = accumulation_dtype(logits.dtype)
+    lse = xp.empty(rows, dtype)
+    loss = xp.empty(rows, dtype)
+    for part in _row_blocks(rows, classes):
+        block = logits[part].astype(dtype, copy=False)
+        m = block.max(axis=1)
+        m[~xp.isfinite(m)] = 0.0
+        p = xp.exp(block - m[:, None])
+        lse[part] = m + xp.log(p.sum(axis=1))
+        ignored = targets[part] == ignore_index
+        at = xp.where(ignored, 0, targets[part])
+        value = lse[part] - (1.0 - smoothing) * xp.take_along_axis(block, at[:, None], axis=1)[:, 0]
+        if smoothing:
+            value -= smoothing * block.mean(axis=1)
+        loss[part] = xp.where(ignored, dtype.type(0), value)
+    return loss, lse
+
+
+def cross_entropy_backward(
+    scale: float, logits: Array, targets: Array, lse: Array, ignore_index: int, smoothing: float
+) -> Array:
+    """``scale · d loss / d logits``: softmax − (1 − smoothing) · onehot − smoothing / classes, 0 where ignored."""
+    xp = array_module(logits, targets)
+    rows, classes = logits.shape
+    dlogits = xp.empty_like(logits)
+    for part in _row_blocks(rows, classes):
+        block = logits[part].astype(lse.dtype, copy=False) - lse[part, None]
+        xp.exp(block, out=block)
+        if smoothing:
+            block -= smoothing / classes
+        ignored = targets[part] == ignore_index
+        at = xp.where(ignored, 0, targets[part])
+        block[xp.arange(len(at)), at] -= 1.0 - smoothing
+        block *= scale
+        block[ignored] = 0.0
+        dlogits[part] = block
+    return dlogits
+
+
+def _as(result: Array, like: Array) -> Array:
+    return result.astype(like.dtype, copy=False)
+
+
+def _tanh_argument(x: Array) -> Array:
+    u = x * x
+    u *= CUBIC
+    u += 1.0
+    u *= x
+    u *= SQRT_2_OVER_PI
+    return u
+
+
+def _sigmoid(x: Array) -> Array:
+    """``1 / (1 + exp(−x))`` as ``(1 + tanh(x / 2)) / 2``, which cannot overflow."""
+    s: Array = array_module(x).tanh(x * 0.5)
+    s += 1.0
+    s *= 0.5
+    return s
+
+
+def _row_blocks(rows: int, width: int) -> list[Any]:
+    step = max(1, BLOCK // max(1, width))
+    return [np.s_[start : start + step] for start in range(0, rows, step)]
