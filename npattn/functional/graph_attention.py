@@ -4,21 +4,15 @@ An ``adjacency`` here is an ``npattn.graph.Adjacency`` or a bare ``EdgePlan``. A
 v: v attends to u. Whatever has one row per edge is in the caller's edge order.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn._arrays import (
-    accumulation_dtype,
-    array_module,
-    contiguous_last_axis,
-    is_attention_dtype,
-    is_cupy,
-)
+from npattn import _check
+from npattn._arrays import accumulation_dtype, array_module, contiguous_last_axis, is_cupy
 from npattn._typing import Array, Pullback
-from npattn.kernels.edge.contract import EdgeArrays, EdgeForward, EdgeGrads, EdgeProblem
-from npattn.kernels.edge.select import edge_implementation
+from npattn.kernels.edge.contract import EdgeArrays, EdgeForward, EdgeGrads, EdgeImplementation, EdgeProblem
+from npattn.kernels.select import EDGE, select
 from npattn.plans.edges import EdgePlan, max_by_target, sum_by_target, target_of_slot
 
 
@@ -209,7 +203,9 @@ def graph_attention_vjp(
             grads.q.astype(call.dtypes[0], copy=False),
             grads.k.astype(call.dtypes[1], copy=False),
             grads.v.astype(call.dtypes[2], copy=False),
-            None if edge_bias is None or grads.bias is None else grads.bias.astype(edge_bias.dtype, copy=False),
+            None
+            if edge_bias is None or grads.bias is None
+            else grads.bias.astype(edge_bias.dtype, copy=False),
         )
 
     return result.out, pullback
@@ -260,11 +256,10 @@ class EdgeCall:
         q, k, v = (_float_array(n, a) for n, a in (("query", query), ("key", key), ("value", value)))
         array_module(q, k, v, edge_bias, att, edge_features, edge_weight)
         self.dtypes = (q.dtype, k.dtype, v.dtype)
-        dtype = np.result_type(*self.dtypes)
-        if not is_attention_dtype(dtype):
-            raise TypeError(f"query, key and value of {self.dtypes} promote to {dtype}, which is no float dtype")
+        dtype = _check.promote("query, key and value", *self.dtypes)
         self._check_shapes(q, k, v)
-        self.drops_all = _check_dropout(dropout_p, seed)
+        dropout_p, seed = _check.dropout_values(dropout_p, seed)
+        self.drops_all = dropout_p == 1.0
         acc = accumulation_dtype(dtype)
         head_dim = q.shape[2]
         self.problem = EdgeProblem(
@@ -276,13 +271,13 @@ class EdgeCall:
             heads=q.shape[1],
             head_dim=head_dim,
             head_dim_v=v.shape[2],
-            scale=_check_scale(scale, head_dim),
-            softcap=_check_softcap(softcap),
+            scale=_check.scale_value(scale, head_dim),
+            softcap=_check.softcap_value(softcap),
             negative_slope=float(negative_slope),
             has_bias=edge_bias is not None,
             edge_dim=0 if edge_features is None else edge_features.shape[1],
-            dropout_p=0.0 if self.drops_all else float(dropout_p),
-            seed=0 if seed is None else int(seed) % 2**64,
+            dropout_p=0.0 if self.drops_all else dropout_p,
+            seed=seed,
         )
         self.arrays = EdgeArrays(
             q=contiguous_last_axis(q.astype(dtype, copy=False)),
@@ -293,7 +288,7 @@ class EdgeCall:
             edge_features=None if edge_features is None else edge_features.astype(acc, copy=False),
             edge_weight=None if edge_weight is None else edge_weight.astype(acc, copy=False),
         )
-        self.kernel = edge_implementation(self.problem, backend, is_cupy(q))
+        self.kernel: EdgeImplementation = select(EDGE, self.problem, is_cupy(q), backend)
 
     def forward(self) -> EdgeForward:
         """Out, and the softmax statistics that ``weights`` and ``backward`` read."""
@@ -334,7 +329,9 @@ class EdgeCall:
                     f"{role} nodes"
                 )
             if array.shape[1] != q.shape[1]:
-                raise ValueError(f"{name} has {array.shape[1]} heads, shape {array.shape}, query {q.shape[1]}")
+                raise ValueError(
+                    f"{name} has {array.shape[1]} heads, shape {array.shape}, query {q.shape[1]}"
+                )
         if q.shape[2] != k.shape[2]:
             raise ValueError(f"query {q.shape} and key {k.shape} must agree in head_dim, the last axis")
 
@@ -396,12 +393,8 @@ def _dot_call(
 
 
 def _float_array(name: str, array: Any) -> Array:
-    array = array if is_cupy(array) else np.asarray(array)
-    if not is_attention_dtype(array.dtype):
-        raise TypeError(
-            f"{name} must be float16, bfloat16, float32 or float64, got {array.dtype}; convert it with .astype"
-        )
-    checked: Array = array
+    checked: Array = array if is_cupy(array) else np.asarray(array)
+    _check.float_dtype(name, checked.dtype)
     return checked
 
 
@@ -409,31 +402,6 @@ def _to_caller_order(plan: EdgePlan, slots: Array, dtype: Any) -> Array:
     result = np.empty(slots.shape, dtype)
     result[plan.row_edge] = slots
     return result
-
-
-def _check_scale(scale: float | None, head_dim: int) -> float:
-    if scale is None:
-        return 1.0 / math.sqrt(head_dim) if head_dim else 1.0
-    if not math.isfinite(scale):
-        raise ValueError(f"scale must be finite, got {scale}")
-    return float(scale)
-
-
-def _check_softcap(softcap: float | None) -> float:
-    if softcap is None:
-        return 0.0
-    if not math.isfinite(softcap) or softcap < 0:
-        raise ValueError(f"softcap must be None, 0 (off) or a positive finite number, got {softcap}")
-    return float(softcap)
-
-
-def _check_dropout(dropout_p: float, seed: int | None) -> bool:
-    """Whether everything is dropped."""
-    if not 0.0 <= dropout_p <= 1.0:
-        raise ValueError(f"dropout_p must be in [0, 1], got {dropout_p}")
-    if dropout_p > 0 and seed is None:
-        raise ValueError(f"dropout_p={dropout_p} needs an integer seed; pass seed=, or dropout_p=0 to evaluate")
-    return dropout_p == 1.0
 
 
 __all__ = [

@@ -110,9 +110,7 @@ class EdgeImplementation(Protocol):
     def forward(self, problem: EdgeProblem, plan: EdgePlan, arrays: EdgeArrays) -> EdgeForward:
         """The formula above."""
 
-    def weights(
-        self, problem: EdgeProblem, plan: EdgePlan, arrays: EdgeArrays, m: Array, l: Array
-    ) -> Array:
+    def weights(self, problem: EdgeProblem, plan: EdgePlan, arrays: EdgeArrays, m: Array, l: Array) -> Array:
         """``p`` before dropout: (num_edges, heads), accumulation dtype, caller's edge order."""
 
     def backward(

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npattn._arrays import accumulation_dtype
+from npattn._dropout import keep_mask
 from npattn._typing import Array
-from npattn.functional.dropout import keep_mask
 from npattn.kernels.edge.contract import EdgeArrays, EdgeForward, EdgeGrads, EdgeProblem
 from npattn.plans.edges import EdgePlan, max_by_target, sum_by_target, target_of_slot
 
