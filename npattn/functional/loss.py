@@ -79,8 +79,8 @@ def _forward(
         raise TypeError(f"targets must be integer class numbers, got dtype {targets.dtype}")
     if logits.ndim < 1 or targets.shape != logits.shape[:-1]:
         raise ValueError(
-            f"targets must have the shape of logits without its last axis (the classes): logits {logits.shape}, "
-            f"targets {targets.shape}"
+            f"targets must have the shape of logits without its last axis (the classes): "
+            f"logits {logits.shape}, targets {targets.shape}"
         )
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")

@@ -7,7 +7,7 @@ from npattn._typing import Array, Pullback
 def rotary(x: Array, cos: Array, sin: Array, *, interleaved: bool = False) -> Array:
     """Rotate pairs of features of each row by the row's angles.
 
-    With ``half = cos.shape[-1]``, pair p is features ``(p, p + half)``, or ``(2 p, 2 p + 1)`` when interleaved::
+    With ``half = cos.shape[-1]``, pair p is the features p and p + half, or 2p and 2p + 1 when interleaved::
 
         y1 = x1 · cos − x2 · sin
         y2 = x2 · cos + x1 · sin
@@ -48,7 +48,8 @@ def rotary(x: Array, cos: Array, sin: Array, *, interleaved: bool = False) -> Ar
     half = cos.shape[-1]
     if 2 * half > x.shape[-1]:
         raise ValueError(
-            f"cos and sin rotate 2 · {half} features, but x has only {x.shape[-1]}: x {x.shape}, cos {cos.shape}"
+            f"cos and sin rotate 2 · {half} features, but x has only {x.shape[-1]}: "
+            f"x {x.shape}, cos {cos.shape}"
         )
     xp = array_module(x, cos, sin)
     dtype = accumulation_dtype(x.dtype)

@@ -2,7 +2,7 @@
 
 Two modules with the same functions and parameter names (a parity test holds them equal)::
 
-    arrays.py     any array module, any float dtype: the formulas as array code, each forward beside its backward
+    arrays.py     any array module, any float dtype: the formulas as array code, forward beside backward
     numba_cpu.py  float32 and float64 on the CPU: the same formulas, one pass over memory
 
 Why a kernel at all: written as array code, GELU is eight passes over memory and layer norm seven, each into a

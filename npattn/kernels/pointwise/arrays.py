@@ -112,7 +112,9 @@ def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> tuple
 def layer_norm_backward(
     dy: Array, x: Array, weight: Array, mean: Array, rstd: Array
 ) -> tuple[Array, Array, Array]:
-    """dx, dweight, dbias of ``y = xhat · weight + bias``, ``xhat = (x − mean) · rstd``::
+    """Gradients dx, dweight, dbias of ``y = xhat · weight + bias``, ``xhat = (x − mean) · rstd``.
+
+    ::
 
     dxhat = dy · weight
     dx    = rstd · (dxhat − mean(dxhat) − xhat · mean(dxhat · xhat))
@@ -142,7 +144,9 @@ def rms_norm(x: Array, weight: Array, eps: float) -> tuple[Array, Array]:
 
 
 def rms_norm_backward(dy: Array, x: Array, weight: Array, rstd: Array) -> tuple[Array, Array]:
-    """dx, dweight of ``y = xhat · weight``, ``xhat = x · rstd``::
+    """Gradients dx, dweight of ``y = xhat · weight``, ``xhat = x · rstd``.
+
+    ::
 
     dxhat = dy · weight
     dx    = rstd · (dxhat − xhat · mean(dxhat · xhat))
@@ -159,7 +163,9 @@ def rms_norm_backward(dy: Array, x: Array, weight: Array, rstd: Array) -> tuple[
 
 
 def cross_entropy(logits: Array, targets: Array, ignore_index: int, smoothing: float) -> tuple[Array, Array]:
-    """By row: loss (0 where ignored) and lse, each (rows,), accumulation dtype::
+    """Loss by row (0 where ignored) and lse, each (rows,), accumulation dtype.
+
+    ::
 
     loss = lse − (1 − smoothing) · logits[target] − smoothing · mean(logits)
     """
@@ -186,7 +192,7 @@ def cross_entropy(logits: Array, targets: Array, ignore_index: int, smoothing: f
 def cross_entropy_backward(
     scale: float, logits: Array, targets: Array, lse: Array, ignore_index: int, smoothing: float
 ) -> Array:
-    """``scale · d loss / d logits``: softmax − (1 − smoothing) · onehot − smoothing / classes, 0 where ignored."""
+    """``scale · (softmax − (1 − smoothing) · onehot − smoothing / classes)`` by row, 0 where ignored."""
     xp = array_module(logits, targets)
     rows, classes = logits.shape
     dlogits = xp.empty_like(logits)

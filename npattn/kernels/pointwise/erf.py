@@ -1,8 +1,8 @@
 """The error function as array code: NumPy has none, and SciPy is not loaded for it.
 
-float32: a rational function of x on [−4, 4] (13th over 8th degree, the coefficients Eigen uses), absolute error
-below 5e-7. float64: the three ranges of fdlibm's ``s_erf.c`` (Sun Microsystems, 1993; permission to use, copy,
-modify and distribute granted), relative error below 2.3e-16.
+float32: a rational function of x on [−4, 4] (13th over 8th degree, the coefficients Eigen uses), absolute
+error below 5e-7. float64: the three ranges of fdlibm's ``s_erf.c`` (Sun Microsystems, 1993; permission to
+use, copy, modify and distribute granted), relative error below 2.3e-16.
 """
 
 from typing import Final

@@ -1,0 +1,539 @@
+"""MultiHeadAttention, its causal form, and LinearMultiHeadAttention."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npattn._arrays import array_module
+from npattn._typing import Array, Grads, Pullback
+from npattn.functional.attention import attention, attention_vjp, attention_weights
+from npattn.masks import Causal, Dense, Mask, Window
+from npattn.nn.init import generator
+from npattn.nn.layer import Layer, join
+from npattn.nn.linear import Linear
+from npattn.nn.norm import RMSNorm
+from npattn.nn.position import ALiBi, Rotary
+
+
+@dataclass(init=False, eq=False, repr=False)
+class MultiHeadAttention(Layer):
+    """Attention of several heads between learned projections.
+
+    ``out(attention(query(x), key(context), value(context)))``, context being x itself when not given.
+
+    Parameters
+    ----------
+    embed_dim, num_heads : int
+    num_kv_heads : int, optional
+        Fewer key and value heads than query heads: query head h reads head h // (num_heads // num_kv_heads).
+        1 is multi-query attention. None: num_heads.
+    head_dim : int, optional
+        None: embed_dim / num_heads.
+    bias : bool, default False
+        Of the query, key and value projections.
+    out_bias : bool, default True
+    causal : bool, default False
+        Keys after the query are masked; the last query stands at the last key.
+    window : int or (left, right), optional
+        An int w is the w keys before (and, if not causal, the w after) the query's own, a pair both sides
+        explicitly: the convention of ``npattn.masks.Documents``.
+    mask : Mask, optional
+        Of every call, beside causal and window.
+    rotary : Rotary, optional
+        Turns queries and keys by their positions.
+    alibi : bool, default False
+        Adds ``ALiBi(num_heads)``'s bias.
+    qk_norm : bool, default False
+        RMS norm over the features of each query head and key head, before rotary.
+    dropout_p : float, default 0.0
+        Of the attention weights, when a seed is passed.
+    rng : numpy Generator
+    dtype : default float32
+
+    Attributes
+    ----------
+    query, key, value, out : Linear
+        weight shapes (num_heads · head_dim, embed_dim), (num_kv_heads · head_dim, embed_dim) twice, and
+        (embed_dim, num_heads · head_dim).
+    query_norm, key_norm : RMSNorm(head_dim), or None
+
+    Raises
+    ------
+    ValueError
+        When embed_dim is not a multiple of num_heads (and head_dim is None), or num_heads not one of
+        num_kv_heads.
+
+    Notes
+    -----
+    Projections keep their (batch, length, heads, head_dim) layout; the kernels read the transposed view in
+    place. The weights are never formed, except by ``weights``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn import nn
+    >>> layer = nn.MultiHeadAttention(8, 2, num_kv_heads=1, causal=True, rng=np.random.default_rng(0))
+    >>> layer(np.zeros((3, 5, 8), np.float32)).shape
+    (3, 5, 8)
+    >>> layer.weights(np.zeros((3, 5, 8), np.float32))[0, 1, 2]
+    array([0.33333334, 0.33333334, 0.33333334, 0.        , 0.        ],
+          dtype=float32)
+    """
+
+    query: Linear
+    key: Linear
+    value: Linear
+    out: Linear
+    query_norm: RMSNorm | None
+    key_norm: RMSNorm | None
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    causal: bool
+    window: int | tuple[int | None, int | None] | None
+    mask: Mask | None
+    rotary: Rotary | None
+    alibi: ALiBi | None
+    dropout_p: float
+
+    takes_seed = True
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        bias: bool = False,
+        out_bias: bool = True,
+        causal: bool = False,
+        window: int | tuple[int | None, int | None] | None = None,
+        mask: Mask | None = None,
+        rotary: Rotary | None = None,
+        alibi: bool = False,
+        qk_norm: bool = False,
+        dropout_p: float = 0.0,
+        rng: np.random.Generator,
+        dtype: Any = np.float32,
+    ) -> None:
+        rng = generator(rng)
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        head_dim = check_heads(embed_dim, num_heads, num_kv_heads, head_dim)
+        if rotary is not None and rotary.head_dim != head_dim:
+            raise ValueError(f"rotary was made for head_dim {rotary.head_dim}, but head_dim is {head_dim}")
+        self.query = Linear(embed_dim, num_heads * head_dim, bias=bias, rng=rng, dtype=dtype)
+        self.key = Linear(embed_dim, num_kv_heads * head_dim, bias=bias, rng=rng, dtype=dtype)
+        self.value = Linear(embed_dim, num_kv_heads * head_dim, bias=bias, rng=rng, dtype=dtype)
+        self.out = Linear(num_heads * head_dim, embed_dim, bias=out_bias, rng=rng, dtype=dtype)
+        self.query_norm = RMSNorm(head_dim, dtype=dtype) if qk_norm else None
+        self.key_norm = RMSNorm(head_dim, dtype=dtype) if qk_norm else None
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.causal = causal
+        self.window = window
+        self.mask = mask
+        self.rotary = rotary
+        self.alibi = ALiBi(num_heads, dtype=dtype) if alibi else None
+        self.dropout_p = check_dropout(dropout_p)
+
+    def __call__(
+        self,
+        x: Array,
+        context: Array | None = None,
+        *,
+        mask: Mask | Array | None = None,
+        positions: Any = None,
+        cache: Any = None,
+        lengths: Any = None,
+        seed: int | None = None,
+    ) -> Array:
+        """Attend.
+
+        Parameters
+        ----------
+        x : ndarray, shape (..., len_q, embed_dim)
+        context : ndarray, shape (..., len_k, embed_dim), optional
+            What keys and values are made of; None: x.
+        mask : Mask or bool array, optional
+            Broadcast right-aligned to (batch, num_heads, len_q, len_k), beside the layer's own.
+        positions : int ndarray, shape (len_q,) or (batch, len_q), optional
+            Of x, for rotary and ALiBi. A context stands at 0 … len_k − 1.
+        cache : layer cache of ``npattn.cache``, optional
+            The keys and values of x are appended, then all kept ones attended to. Needs causal=True.
+        lengths : int ndarray, shape (batch,), optional
+            With a cache: how many of each sequence's rows are real (the first ones).
+        seed : int, optional
+            Switches the dropout of the weights on.
+
+        Returns
+        -------
+        y : ndarray, shape (..., len_q, embed_dim)
+        """
+        if cache is not None:
+            return self._with_cache(x, context, mask, positions, cache, lengths, seed)
+        q, k, v = self._project(x, context, positions)
+        return self.out(_merged(attention(q, k, v, **self._options(q, k, context, mask, positions, seed))))
+
+    def vjp(
+        self,
+        x: Array,
+        context: Array | None = None,
+        *,
+        mask: Mask | Array | None = None,
+        positions: Any = None,
+        seed: int | None = None,
+    ) -> tuple[Array, Pullback]:
+        """Output and pullback dy -> (dx, grads), or ((dx, dcontext), grads) when context was given."""
+        q, back_query = self._head_vjp("query", x, positions)
+        source, source_positions = (x, positions) if context is None else (context, None)
+        k, back_key = self._head_vjp("key", source, source_positions)
+        v, back_value = self._head_vjp("value", source, source_positions)
+        attended, back_attention = attention_vjp(
+            q, k, v, **self._options(q, k, context, mask, positions, seed)
+        )
+        y, back_out = self.out.vjp(_merged(attended))
+
+        def pullback(dy: Array) -> tuple[Any, Grads]:
+            dattended, out = back_out(dy)
+            dq, dk, dv = back_attention(_heads(dattended, self.num_heads))[:3]
+            dx, query = back_query(dq)
+            dcontext, key = back_key(dk)
+            dv, value = back_value(dv)
+            dcontext += dv
+            norms = {
+                name: grads.pop("norm") for name, grads in (("query", query), ("key", key)) if "norm" in grads
+            }
+            grads = join(("query", query), ("key", key), ("value", value), ("out", out))
+            grads.update({f"{name}_norm.weight": dweight for name, dweight in norms.items()})
+            if context is None:
+                dx += dcontext
+                return dx, grads
+            return (dx, dcontext), grads
+
+        return y, pullback
+
+    def weights(
+        self,
+        x: Array,
+        context: Array | None = None,
+        *,
+        mask: Mask | Array | None = None,
+        positions: Any = None,
+        rows: Any = None,
+    ) -> Array:
+        """The attention weights, (..., num_heads, len_q, len_k), or of the query rows ``rows`` only."""
+        q, k, _ = self._project(x, context, positions)
+        options = self._options(q, k, context, mask, positions, None)
+        return attention_weights(q, k, rows=rows, **options)
+
+    def attention_stats(
+        self,
+        x: Array,
+        context: Array | None = None,
+        *,
+        mask: Mask | Array | None = None,
+        positions: Any = None,
+        top_k: int = 0,
+    ) -> Any:
+        """``npattn.attention_stats`` of the layer's queries and keys: statistics without the weights."""
+        from npattn.functional.statistics import attention_stats
+
+        q, k, _ = self._project(x, context, positions)
+        options = self._options(q, k, context, mask, positions, None)
+        return attention_stats(q, k, top_k=top_k, **options)
+
+    def _project(self, x: Array, context: Array | None, positions: Any) -> tuple[Array, Array, Array]:
+        source, source_positions = (x, positions) if context is None else (context, None)
+        return (
+            self._head("query", x, positions),
+            self._head("key", source, source_positions),
+            self._head("value", source, source_positions),
+        )
+
+    def _head(self, which: str, x: Array, positions: Any) -> Array:
+        """Project, normalise and rotate: (..., length, embed_dim) -> (..., heads, length, head_dim)."""
+        h = _heads(getattr(self, which)(x), self._count(which))
+        if which != "value":
+            norm = getattr(self, f"{which}_norm")
+            h = h if norm is None else norm(h)
+            h = h if self.rotary is None else self.rotary(h, positions)
+        return h
+
+    def _head_vjp(self, which: str, x: Array, positions: Any) -> tuple[Array, Pullback]:
+        """``_head`` and its pullback dh -> (dx, grads of the projection, "norm" being the norm's weight)."""
+        h, back_linear = getattr(self, which).vjp(x)
+        h = _heads(h, self._count(which))
+        norm = None if which == "value" else getattr(self, f"{which}_norm")
+        back_norm: Pullback | None = None
+        back_rotary: Pullback | None = None
+        if norm is not None:
+            h, back_norm = norm.vjp(h)
+        if self.rotary is not None and which != "value":
+            h, back_rotary = self.rotary.vjp(h, positions)
+
+        def pullback(dh: Array) -> tuple[Array, Grads]:
+            dnorm: Grads = {}
+            if back_rotary is not None:
+                dh, _ = back_rotary(dh)
+            if back_norm is not None:
+                dh, dnorm = back_norm(dh)
+            dx, grads = back_linear(_merged(dh))
+            return dx, {**grads, "norm": dnorm["weight"]} if dnorm else grads
+
+        return h, pullback
+
+    def _count(self, which: str) -> int:
+        return self.num_heads if which == "query" else self.num_kv_heads
+
+    def _options(
+        self,
+        q: Array,
+        k: Array,
+        context: Array | None,
+        mask: Mask | Array | None,
+        positions: Any,
+        seed: int | None,
+    ) -> dict[str, Any]:
+        """The keywords of ``attention`` for this call."""
+        options: dict[str, Any] = {"mask": combined(*window_masks(self.window, self.causal), self.mask, mask)}
+        if self.alibi is not None:
+            xp = array_module(q, k)
+            if positions is None:
+                options["bias"] = xp.asarray(self.alibi(q.shape[-2], k.shape[-2]))
+            else:
+                keys = xp.asarray(positions) if context is None else xp.arange(k.shape[-2])
+                options["bias"] = self.alibi.between(xp.asarray(positions), keys)
+        if seed is not None and self.dropout_p > 0.0:
+            options.update(dropout_p=self.dropout_p, seed=seed)
+        return options
+
+    def _with_cache(
+        self,
+        x: Array,
+        context: Array | None,
+        mask: Mask | Array | None,
+        positions: Any,
+        cache: Any,
+        lengths: Any,
+        seed: int | None,
+    ) -> Array:
+        if context is not None or mask is not None or self.mask is not None or not self.causal:
+            raise ValueError(
+                "a cache holds the keys of a causal layer's own earlier tokens: it goes with causal=True, "
+                "and neither with context nor with a mask"
+            )
+        if positions is None:
+            positions = cache.lengths[:, None] + np.arange(x.shape[-2])  # read before the append moves them
+        q, k, v = self._project(x, None, positions)
+        cache.append(k, v, lengths)
+        options: dict[str, Any] = {}
+        if self.window is not None:
+            options["window"] = self.window if isinstance(self.window, int) else self.window[0]
+        if self.alibi is not None:
+            options["bias"] = self.alibi.between(np.asarray(positions), cache.positions)
+        if seed is not None and self.dropout_p > 0.0:
+            options.update(dropout_p=self.dropout_p, seed=seed)
+        return self.out(_merged(cache.attention(q, query_lengths=lengths, **options)))
+
+
+@dataclass(init=False, eq=False, repr=False)
+class CausalMultiHeadAttention(MultiHeadAttention):
+    """``MultiHeadAttention`` with causal=True; the other parameters are the same.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn import nn
+    >>> nn.CausalMultiHeadAttention(8, 2, rng=np.random.default_rng(0)).causal
+    True
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(embed_dim, num_heads, causal=True, **options)
+
+
+@dataclass(init=False, eq=False, repr=False)
+class LinearMultiHeadAttention(Layer):
+    """Multi-head attention through feature maps instead of a softmax: time and memory linear in the length.
+
+    Parameters
+    ----------
+    embed_dim, num_heads : int
+    head_dim : int, optional
+        None: embed_dim / num_heads.
+    feature_map : str or (function, vjp), default "elu1"
+        See ``npattn.linear_attention``.
+    causal : bool, default False
+    eps : float, default 1e-6
+        Added to the denominator.
+    bias : bool, default False
+        Of the query, key and value projections.
+    out_bias : bool, default True
+    rng : numpy Generator
+    dtype : default float32
+
+    Attributes
+    ----------
+    query, key, value, out : Linear
+        Named and shaped as in MultiHeadAttention.
+
+    References
+    ----------
+    Katharopoulos et al., Transformers are RNNs, arXiv:2006.16236, equations 5 and 9.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn import nn
+    >>> layer = nn.LinearMultiHeadAttention(8, 2, rng=np.random.default_rng(0))
+    >>> layer(np.zeros((3, 5, 8), np.float32)).shape
+    (3, 5, 8)
+    """
+
+    query: Linear
+    key: Linear
+    value: Linear
+    out: Linear
+    num_heads: int
+    head_dim: int
+    feature_map: Any
+    causal: bool
+    eps: float
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        head_dim: int | None = None,
+        feature_map: Any = "elu1",
+        causal: bool = False,
+        eps: float = 1e-6,
+        bias: bool = False,
+        out_bias: bool = True,
+        rng: np.random.Generator,
+        dtype: Any = np.float32,
+    ) -> None:
+        rng = generator(rng)
+        head_dim = check_heads(embed_dim, num_heads, num_heads, head_dim)
+        width = num_heads * head_dim
+        self.query = Linear(embed_dim, width, bias=bias, rng=rng, dtype=dtype)
+        self.key = Linear(embed_dim, width, bias=bias, rng=rng, dtype=dtype)
+        self.value = Linear(embed_dim, width, bias=bias, rng=rng, dtype=dtype)
+        self.out = Linear(width, embed_dim, bias=out_bias, rng=rng, dtype=dtype)
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.feature_map = feature_map
+        self.causal = causal
+        self.eps = eps
+
+    def __call__(self, x: Array, context: Array | None = None) -> Array:
+        """(..., len_q, embed_dim) of x (..., len_q, embed_dim) and context (..., len_k, embed_dim) or x."""
+        from npattn.functional.linear_attention import linear_attention
+
+        source = x if context is None else context
+        q, k, v = self.query(x), self.key(source), self.value(source)
+        q, k, v = (_heads(h, self.num_heads) for h in (q, k, v))
+        return self.out(_merged(linear_attention(q, k, v, **self._options())))
+
+    def vjp(self, x: Array, context: Array | None = None) -> tuple[Array, Pullback]:
+        """Output and pullback dy -> (dx, grads), or ((dx, dcontext), grads) when context was given."""
+        from npattn.functional.linear_attention import linear_attention_vjp
+
+        source = x if context is None else context
+        q, back_query = self.query.vjp(x)
+        k, back_key = self.key.vjp(source)
+        v, back_value = self.value.vjp(source)
+        q, k, v = (_heads(h, self.num_heads) for h in (q, k, v))
+        attended, back_attention = linear_attention_vjp(q, k, v, **self._options())
+        y, back_out = self.out.vjp(_merged(attended))
+
+        def pullback(dy: Array) -> tuple[Any, Grads]:
+            dattended, out = back_out(dy)
+            dq, dk, dv = back_attention(_heads(dattended, self.num_heads))[:3]
+            dx, query = back_query(_merged(dq))
+            dcontext, key = back_key(_merged(dk))
+            dv, value = back_value(_merged(dv))
+            dcontext += dv
+            grads = join(("query", query), ("key", key), ("value", value), ("out", out))
+            if context is None:
+                dx += dcontext
+                return dx, grads
+            return (dx, dcontext), grads
+
+        return y, pullback
+
+    def _options(self) -> dict[str, Any]:
+        return {"feature_map": self.feature_map, "causal": self.causal, "eps": self.eps}
+
+
+def window_masks(window: Any, causal: bool) -> tuple[Mask | None, Mask | None]:
+    """What ``window`` and ``causal`` together allow, as masks."""
+    if window is None:
+        return (Causal() if causal else None), None
+    left, right = (window, 0 if causal else window) if isinstance(window, int) else window
+    return Window(left, right), (Causal() if causal and right != 0 else None)
+
+
+def combined(*masks: Mask | Array | None) -> Mask | Array | None:
+    """All of the masks at once; a single one as it is."""
+    given = [mask for mask in masks if mask is not None]
+    if not given:
+        return None
+    result = given[0]
+    for mask in given[1:]:
+        result = _as_mask(result) & _as_mask(mask)
+    return result
+
+
+def check_heads(embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> int:
+    """head_dim, after making sure that the heads divide what they must."""
+    if num_heads < 1 or num_kv_heads < 1 or num_heads % num_kv_heads:
+        raise ValueError(
+            f"num_heads must be a multiple of num_kv_heads, both at least 1: num_heads {num_heads}, "
+            f"num_kv_heads {num_kv_heads}"
+        )
+    if head_dim is not None:
+        return head_dim
+    if embed_dim % num_heads:
+        raise ValueError(
+            f"embed_dim must be a multiple of num_heads, or head_dim be given: embed_dim {embed_dim}, "
+            f"num_heads {num_heads}"
+        )
+    return embed_dim // num_heads
+
+
+def check_dropout(dropout_p: float) -> float:
+    """``dropout_p`` itself, in [0, 1]."""
+    if not 0.0 <= dropout_p <= 1.0:
+        raise ValueError(f"dropout_p must be in [0, 1], got {dropout_p}")
+    return float(dropout_p)
+
+
+def _as_mask(mask: Mask | Array) -> Mask:
+    return mask if isinstance(mask, Mask) else Dense(mask)
+
+
+def _heads(x: Array, heads: int) -> Array:
+    """(..., length, heads · dim) -> (..., heads, length, dim), a view."""
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).swapaxes(-3, -2)
+
+
+def _merged(x: Array) -> Array:
+    """(..., heads, length, dim) -> (..., length, heads · dim)."""
+    x = x.swapaxes(-3, -2)
+    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
+
+
+__all__ = [
+    "CausalMultiHeadAttention",
+    "LinearMultiHeadAttention",
+    "MultiHeadAttention",
+    "check_dropout",
+    "check_heads",
+    "combined",
+    "window_masks",
+]
