@@ -1,4 +1,4 @@
-"""Layers: plain dataclasses of arrays, each with ``layer(x)`` and ``layer.vjp(x)``. See ``npattn.nn.layer``."""
+"""Layers: plain dataclasses of arrays, each with ``layer(x)`` and ``layer.vjp(x)``. See ``nn.layer``."""
 
 from npattn.nn import init as init
 from npattn.nn.activation import GELU as GELU

@@ -199,7 +199,7 @@ class TransformerBlock(Layer):
         h = f(norm(x) if self.norm_first else x)
         h = h if seed is None else dropout(h, self.dropout_p, seed)
         h += x  # h is the branch's own array: the output of a Linear, or of dropout
-        return h if self.norm_first else norm(h)  # type: ignore[no-any-return]
+        return h if self.norm_first else norm(h)
 
     def _branch_vjp(
         self, norm: Layer, f_vjp: Callable[[Array], tuple[Array, Pullback]], x: Array, seed: int | None

@@ -302,7 +302,7 @@ class ALiBi(Layer):
         slopes = _power_of_two_slopes(below) + _power_of_two_slopes(2 * below)[::2][: self.num_heads - below]
         return np.array(slopes[: self.num_heads], self.dtype)
 
-    def __call__(self, len_q: int, len_k: int, offset: Any = None) -> Array:  # type: ignore[override]
+    def __call__(self, len_q: int, len_k: int, offset: Any = None) -> Array:
         """The bias ``−slope · |i + offset − j|``.
 
         Parameters
@@ -359,7 +359,7 @@ def _scaled(frequencies: Array, scaling: Mapping[str, Any] | None) -> Array:
         "default": (),
         "linear": ("factor",),
         "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    }.get(kind)  # type: ignore[arg-type]
+    }.get(kind)
     if needed is None:
         raise ValueError(f'rotary scaling must be of type "linear" or "llama3", got {kind!r}')
     missing = [name for name in needed if name not in scaling]

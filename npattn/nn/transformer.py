@@ -1,4 +1,4 @@
-"""TransformerEncoder and TransformerDecoder: token embedding, positions, blocks, norm; the decoder has a head."""
+"""TransformerEncoder, TransformerDecoder: embedding, positions, blocks, norm; the decoder has a head."""
 
 import math
 from collections.abc import Iterator
@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from npattn._arrays import array_module
 from npattn._dropout import fold_seed
-from npattn._typing import Array, Grads, Params, Pullback
-from npattn.functional.dropout import dropout, dropout_vjp
+from npattn._typing import Array, Grads, Pullback
+from npattn.functional.dropout import dropout_vjp
 from npattn.masks import Mask
 from npattn.nn.attention import check_heads
 from npattn.nn.block import TransformerBlock, make_norm
@@ -148,7 +147,7 @@ class TransformerStack(Layer):
         x, back_embed = self._embed_vjp(ids, None, seed)
         backs: list[Pullback] = []
         for index, block in enumerate(self.blocks):
-            options = {"mask": mask, "seed": _place(seed, index)}
+            options: dict[str, Any] = {"mask": mask, "seed": _place(seed, index)}
             if checkpoint:
                 backs.append(_recomputed(block, x, options))
                 x = block(x, **options)
@@ -237,7 +236,7 @@ class TransformerEncoder(TransformerStack):
     norm_first, bias : bool, default True
     eps : float, optional
     dropout_p : float, default 0.0
-        After the embedding, in the attention weights and in both branches of each block, when a seed is passed.
+        After the embedding, in the attention weights and in both branches of a block, when a seed is passed.
     rng : numpy Generator
     dtype : default float32
 

@@ -195,7 +195,7 @@ def cross_entropy_backward(
     """``scale · (softmax − (1 − smoothing) · onehot − smoothing / classes)`` by row, 0 where ignored."""
     xp = array_module(logits, targets)
     rows, classes = logits.shape
-    dlogits = xp.empty_like(logits)
+    dlogits: Array = xp.empty_like(logits)
     for part in _row_blocks(rows, classes):
         block = logits[part].astype(lse.dtype, copy=False) - lse[part, None]
         xp.exp(block, out=block)
@@ -211,7 +211,8 @@ def cross_entropy_backward(
 
 
 def _as(result: Array, like: Array) -> Array:
-    return result.astype(like.dtype, copy=False)
+    narrowed: Array = result.astype(like.dtype, copy=False)
+    return narrowed
 
 
 def _tanh_argument(x: Array) -> Array:
