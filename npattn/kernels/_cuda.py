@@ -1,0 +1,265 @@
+"""The only loader of .cu files: from source text to a running kernel, through CuPy.
+
+The kernels are text in this folder. One *specialisation* is a list of files and a list of macros: they are
+joined into one string (nothing is found by #include, so the string is the whole truth), compiled by NVRTC for
+the device's architecture, kept on disk under the hash of the string, and loaded once per device.
+
+``import npattn`` and this module never touch CUDA; ``why_unavailable`` and ``run`` do.
+"""
+
+import hashlib
+import os
+import re
+import sys
+import tempfile
+import threading
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from npattn._typing import Array
+
+FOLDER: Final = Path(__file__).parent
+INSTALL: Final = "pip install 'npattn[cuda13]' (or npattn[cuda12] for a CUDA 12 driver)"
+MIN_CAPABILITY: Final = 80
+
+_OPTIONS: Final = ("-std=c++17", "-default-device")
+_NUMPY_TYPES: Final = {"i64": "i8", "double": "f8", "int": "i4", "u32": "u4", "float": "f4"}
+_lock = threading.Lock()
+
+
+class Kernel(NamedTuple):
+    """One specialisation: what is compiled together."""
+
+    files: tuple[str, ...]  # below npattn/kernels, in this order
+    defines: tuple[tuple[str, str], ...]
+
+
+class Launch(NamedTuple):
+    """One kernel launch; grid and block are one-dimensional."""
+
+    kernel: Kernel
+    entry: str  # the extern "C" name
+    grid: int
+    block: int
+    shared_bytes: int
+    params: Array  # a record array of one element, passed by value
+
+
+@lru_cache(maxsize=512)
+def source_text(kernel: Kernel) -> str:
+    """The whole translation unit.
+
+    >>> text = source_text(Kernel(("device.cuh",), (("T", "float"),)))
+    >>> text.splitlines()[0]
+    '#define T float'
+    """
+    lines = [f"#define {name} {value}" for name, value in kernel.defines]
+    for file in kernel.files:
+        lines += [f'#line 1 "{file}"', (FOLDER / file).read_text(encoding="utf-8")]
+    return "\n".join(lines)
+
+
+def struct_dtype(file: str, name: str) -> np.dtype[Any]:
+    """The NumPy record of a C struct, read from its declaration: the .cu files say it once.
+
+    Members are pointers, i64, double, int, u32 or float, or fixed arrays of those, one declaration a line.
+    """
+    text = (FOLDER / file).read_text(encoding="utf-8")
+    found = re.search(rf"^struct {name} \{{(.*?)^\}};", text, re.S | re.M)
+    if found is None:
+        raise ValueError(f"no struct {name} in {file}")
+    fields: list[tuple[Any, ...]] = []
+    for line in found[1].splitlines():
+        declaration = line.partition("//")[0].strip().rstrip(";")
+        if not declaration:
+            continue
+        c_type, member, size = re.fullmatch(r"([\w ]+?\*?) *(\w+)(?:\[(\d+)\])?", declaration).groups()  # type: ignore[union-attr]
+        kind = "u8" if c_type.endswith("*") else _NUMPY_TYPES[c_type]
+        fields.append((member, kind, (int(size),)) if size else (member, kind))
+    return np.dtype(fields, align=True)
+
+
+def pointer(array: Any) -> int:
+    """The address of an array's first element; 0 when it has none."""
+    if array.size == 0:
+        return 0
+    if isinstance(array, np.ndarray):
+        return int(array.ctypes.data)
+    return int(array.data.ptr)
+
+
+@cache
+def why_unavailable() -> str | None:
+    """None when kernels can run on the current device, else one sentence: what is missing and how to get it."""
+    try:
+        import cupy
+    except ModuleNotFoundError:
+        return f"CuPy is not installed: {INSTALL}"
+    except Exception as error:
+        return f"CuPy is installed but cannot be imported ({type(error).__name__}: {error}): reinstall it, {INSTALL}"
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return (
+            f"CuPy finds no usable NVIDIA driver ({error}): install the driver for your card, "
+            "version 525 or newer for CUDA 12, 580 or newer for CUDA 13"
+        )
+    if count == 0:
+        return "there is no CUDA device in this machine: use backend='numba' or 'numpy'"
+    capability = int(cupy.cuda.Device().compute_capability)
+    if capability < MIN_CAPABILITY:
+        return (
+            f"the CUDA device has compute capability {capability / 10:.1f}, the kernels need 8.0 (Ampere) or "
+            "newer: use another card, or backend='numpy', which computes with CuPy's own operations"
+        )
+    return None
+
+
+def require_gpu_array(array: Any) -> None:
+    """TypeError unless ``array`` is a CuPy array: nothing is copied between devices silently."""
+    cupy = sys.modules.get("cupy")
+    if cupy is None or not isinstance(array, cupy.ndarray):
+        raise TypeError(
+            f"backend='cupy' computes on the GPU, but got a {type(array).__name__}: move the arrays there with "
+            "cupy.asarray(x), or choose backend='numba' or 'numpy'"
+        )
+
+
+@cache
+def processors(device: int) -> int:
+    """Multiprocessors of a device."""
+    import cupy
+
+    return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
+
+
+@cache
+def shared_limit(device: int) -> int:
+    """Bytes of shared memory one block may ask for."""
+    import cupy
+
+    return int(cupy.cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
+
+
+def current_device() -> int:
+    """Number of the current CUDA device."""
+    import cupy
+
+    return int(cupy.cuda.runtime.getDevice())
+
+
+def architecture(device: int) -> str:
+    """The architecture kernels are compiled for, like "sm_90"."""
+    import cupy
+
+    return f"sm_{cupy.cuda.Device(device).compute_capability}"
+
+
+def compile_cubin(text: str, arch: str, options: tuple[str, ...] = ()) -> tuple[bytes, str]:
+    """Compile with NVRTC; needs no device.
+
+    Parameters
+    ----------
+    text : str
+        The whole translation unit.
+    arch : str
+        Like "sm_80".
+    options : tuple of str
+        Added to the loader's own, for example ``--ptxas-options=-v``.
+
+    Returns
+    -------
+    (bytes, str)
+        The cubin and the compiler's log.
+
+    Raises
+    ------
+    RuntimeError
+        With the log, when the text does not compile.
+    """
+    from cupy_backends.cuda.libs import nvrtc
+
+    program = nvrtc.createProgram(text, "npattn.cu", (), ())
+    try:
+        try:
+            nvrtc.compileProgram(program, (f"-arch={arch}", *_OPTIONS, *options))
+        except nvrtc.NVRTCError as error:
+            raise RuntimeError(f"NVRTC: {error}\n{nvrtc.getProgramLog(program)}") from error
+        return nvrtc.getCUBIN(program), nvrtc.getProgramLog(program)
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def cache_folder() -> Path:
+    """Where cubins are kept: NPATTN_CACHE_DIR, else the user's cache folder."""
+    chosen = os.environ.get("NPATTN_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "npattn"
+
+
+def _cubin_file(kernel: Kernel, arch: str) -> Path:
+    """The file holding the compiled kernel, written if it is not there yet."""
+    from cupy_backends.cuda.libs import nvrtc
+
+    text = source_text(kernel)
+    version = ".".join(map(str, nvrtc.getVersion()))
+    digest = hashlib.sha256(f"{arch} {version} {_OPTIONS}\n{text}".encode()).hexdigest()[:32]
+    path = cache_folder() / f"{digest}.cubin"
+    if not path.exists():
+        cubin, _ = compile_cubin(text, arch)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(cubin + b"\0")  # CuPy's getCUBIN drops the last byte
+        os.replace(file.name, path)  # whole or not at all, whoever else is writing it
+    return path
+
+
+_functions: dict[tuple[Kernel, str, int], Any] = {}
+
+
+def _function(launch: Launch, device: int) -> Any:
+    """The loaded kernel; compiled and loaded once per device."""
+    key = (launch.kernel, launch.entry, device)
+    function = _functions.get(key)
+    if function is None:
+        import cupy
+
+        with _lock:
+            path = _cubin_file(launch.kernel, architecture(device))
+            function = cupy.RawModule(path=str(path)).get_function(launch.entry)
+            _functions[key] = function
+    if launch.shared_bytes > 48 * 1024:
+        function.max_dynamic_shared_size_bytes = launch.shared_bytes
+    return function
+
+
+def run(launches: list[Launch]) -> None:
+    """Put the launches on the current stream of the current device, in order. Does not wait for them."""
+    device = current_device()
+    for launch in launches:
+        if launch.grid > 0:
+            function = _function(launch, device)
+            function((launch.grid,), (launch.block,), (launch.params,), shared_mem=launch.shared_bytes)
+
+
+__all__ = [
+    "INSTALL",
+    "Kernel",
+    "Launch",
+    "architecture",
+    "cache_folder",
+    "compile_cubin",
+    "current_device",
+    "pointer",
+    "processors",
+    "require_gpu_array",
+    "run",
+    "shared_limit",
+    "source_text",
+    "struct_dtype",
+    "why_unavailable",
+]

@@ -1,0 +1,389 @@
+// tile.cuh: what the attention kernels share: their parameters, the walk over a TilePlan, the test inside a
+// partial tile, tiles in shared memory, and how a warp multiplies them.
+//
+// Compiled once per specialisation; the launcher writes these macros in front:
+//   T                          element type: f16, bf16, float or double
+//   HEAD_DIM, HEAD_DIM_V       rounded up to a multiple of 16; the rest is filled with zeros
+//   HAS_BIAS HAS_SOFTCAP HAS_DROPOUT PAGED   0 or 1
+//   WARPS                      warps of a block
+//   FRAGS                      16-row fragments a warp owns; a block owns BLOCK = 16 * WARPS * FRAGS rows
+//   STEP                       columns (keys, or queries in the dk/dv pass) read into shared memory at a time
+//   STAGES                     2: the next step is copied while this one is computed; 1: one after the other
+//   OUT_COLS                   columns of out, dq, dk or dv a block owns; other blocks own the others
+
+// One argument of every kernel, by value. launch.py reads this declaration to lay out its NumPy record.
+struct Params {
+    const void* q;
+    const void* k;
+    const void* v;
+    const void* bias;   // accumulation dtype, or null
+    const void* sinks;  // (heads_q,) accumulation dtype, or null
+    void* out;          // (batch, heads_q, len_q, head_dim_v), C order like everything below
+    void* m;            // (batch, heads_q, len_q) accumulation dtype
+    void* l;
+    const void* dout;
+    const void* dlse;   // (batch, heads_q, len_q) accumulation dtype, or null
+    void* delta;        // (batch, heads_q, len_q) accumulation dtype: rowsum(dout * out) - dlse
+    void* absmax;       // one float: the largest |dout|, as bits
+    void* dq;
+    void* dk;
+    void* dv;
+    void* dbias;
+    void* dsinks;
+    void* part_out;     // (splits, batch, heads_q, len_q, head_dim_v) accumulation dtype: unnormalised
+    void* part_m;       // (splits, batch, heads_q, len_q)
+    void* part_l;
+    const int* page_table;  // (batch, pages_per_sequence): page of each page_size keys
+    const int* list_of;     // the plan, see npattn/plans/tiles.py
+    const int* row_ptr;
+    const int* row_first;
+    const int* row_stop;
+    const int* row_kind;
+    const int* row_bits;
+    const int* col_ptr;
+    const int* col_first;
+    const int* col_stop;
+    const int* col_kind;
+    const int* col_bits;
+    const int* lo;
+    const int* hi;
+    const u32* bits;
+    i64 q_stride[3];     // batch, head, row, in elements; the last axis is contiguous
+    i64 k_stride[3];     // paged: page, head, row
+    i64 v_stride[3];
+    i64 out_stride[3];
+    i64 dout_stride[3];
+    i64 bias_stride[4];  // 0 along broadcast axes
+    i64 part_rows;       // batch * heads_q * len_q
+    double scale;
+    double softcap;
+    double keep_scale;   // 1 / (1 - dropout_p)
+    int batch;
+    int heads_q;
+    int heads_kv;
+    int len_q;
+    int len_k;
+    int head_dim;
+    int head_dim_v;
+    int tile_q;
+    int tile_k;
+    int list_batch;
+    int list_heads;
+    int num_rows;
+    int num_cols;
+    int has_intervals;   // whether lo and hi hold anything
+    int aligned_qk;      // whether rows of q and k can be read 16 bytes at a time
+    int aligned_v;       // the same for v, and for dout
+    int num_splits;
+    int page_size;
+    int pages_per_sequence;
+    int bias_batch;      // sizes of bias's axes, for dbias
+    int bias_heads;
+    int bias_rows;
+    int bias_cols;
+    u32 drop_threshold;
+    u32 seed_lo;
+    u32 seed_hi;
+};
+
+enum { FULL = 0, INTERVAL = 1, BITS = 2 };
+constexpr int THREADS = 32 * WARPS;
+constexpr int BLOCK = 16 * WARPS * FRAGS;
+
+// ================================================================================================ walking a plan
+
+struct Spans {  // the half of a plan seen from one axis
+    const int *ptr, *first, *stop, *kind, *bits;
+    int lists_of_ptr;  // entries of ptr per list
+};
+__device__ __forceinline__ Spans row_spans(const Params& p) {
+    return {p.row_ptr, p.row_first, p.row_stop, p.row_kind, p.row_bits, p.num_rows + 1};
+}
+__device__ __forceinline__ Spans col_spans(const Params& p) {
+    return {p.col_ptr, p.col_first, p.col_stop, p.col_kind, p.col_bits, p.num_cols + 1};
+}
+__device__ __forceinline__ int list_of(const Params& p, int b, int h) {
+    return p.list_of[b % p.list_batch * p.list_heads + h % p.list_heads];
+}
+
+struct Step { int start, kind, bits; };  // STEP columns from `start`, all in one tile
+
+// Visits the tiles of one row (or column) of tiles, STEP columns at a time.
+struct Walk {
+    Spans spans;
+    int span, last_span;  // now, and one past the last
+    int tile;             // next tile; -1: the span's first
+    int inside;           // offset in that tile
+    int tiles_left;       // how many tiles may still be entered
+
+    __device__ __forceinline__ Walk(const Spans& s, int list, int row) : spans(s) {
+        span = s.ptr[(i64)list * s.lists_of_ptr + row];
+        last_span = s.ptr[(i64)list * s.lists_of_ptr + row + 1];
+        tile = -1, inside = 0, tiles_left = 0x7fffffff;
+    }
+    // Keep only part `n` of `parts` nearly equal parts of the row's tiles.
+    __device__ __forceinline__ void take_part(int n, int parts) {
+        int total = 0;
+        for (int s = span; s < last_span; ++s) total += spans.stop[s] - spans.first[s];
+        int skip = (int)((i64)total * n / parts);
+        tiles_left = (int)((i64)total * (n + 1) / parts) - skip;
+        for (; span < last_span && skip >= spans.stop[span] - spans.first[span]; ++span)
+            skip -= spans.stop[span] - spans.first[span];
+        if (span < last_span) tile = spans.first[span] + skip;
+    }
+    __device__ __forceinline__ bool next(Step& step, int tile_size, int length) {
+        if (span >= last_span || tiles_left <= 0) return false;
+        if (tile < 0) tile = spans.first[span];
+        step = {tile * tile_size + inside, spans.kind[span], spans.bits[span]};
+        inside += STEP;
+        if (inside >= tile_size || step.start + STEP >= length) {
+            inside = 0, ++tile, --tiles_left;
+            if (tile >= spans.stop[span]) ++span, tile = -1;
+        }
+        return true;
+    }
+};
+
+// ======================================================================================== tiles in shared memory
+
+// Rows of COLS elements, laid out so that the eight rows a warp reads at once lie in different banks: the 16-byte
+// chunks of a row are permuted by row % 8 where eight fit in, else each row is 16 bytes longer.
+template <class E, int COLS> struct Tile {
+    static constexpr int CHUNK = 16 / sizeof(E);
+    static constexpr bool SWIZZLED = sizeof(E) == 2 && COLS % 64 == 0;
+    static constexpr int STRIDE = SWIZZLED ? COLS : COLS + (sizeof(E) == 8 ? 4 : CHUNK);
+    E* base;
+    __device__ __forceinline__ E* at(int row, int col) const {
+        if (SWIZZLED) return base + row * STRIDE + ((col / CHUNK ^ row % 8) * CHUNK + col % CHUNK);
+        return base + row * STRIDE + col;
+    }
+    static constexpr int size(int rows) { return rows * STRIDE; }
+};
+
+// Fill `rows` rows of a tile: row r from row_pointer(r) (null: zeros), columns [0, cols), zeros behind them.
+// aligned: every row_pointer is a multiple of 16 bytes and cols one of a chunk; the copy is then asynchronous.
+template <class E, int COLS, class RowPointer>
+__device__ __forceinline__ void load_tile(Tile<E, COLS> tile, int rows, int cols, bool aligned, RowPointer row_pointer) {
+    constexpr int CHUNK = Tile<E, COLS>::CHUNK, CHUNKS = COLS / CHUNK;
+    for (int n = threadIdx.x; n < rows * CHUNKS; n += THREADS) {
+        const int r = n / CHUNKS, c = n % CHUNKS * CHUNK;
+        const E* row = row_pointer(r);
+        E* to = tile.at(r, c);
+        if (aligned) {
+            if (row != nullptr && c < cols) dev::copy_async16(to, row + c);
+            else *(Bytes16*)to = Bytes16{};
+        } else {
+#pragma unroll
+            for (int e = 0; e < CHUNK; ++e) {
+                if (row != nullptr && c + e < cols) to[e] = row[c + e];
+                else to[e] = E{};
+            }
+        }
+    }
+}
+
+// ================================================================================== how a warp multiplies tiles
+//
+// With g = lane / 4 and t = lane % 4 a 16 x 8 block C of a result is four numbers a thread, whatever T:
+//     c[0] (g, 2t)   c[1] (g, 2t + 1)   c[2] (g + 8, 2t)   c[3] (g + 8, 2t + 1)
+// Mma<T> has, for products over K of the shared axis at a time:
+//     load_a     A = rows of a tile                    (a row of the tile is a row of A)
+//     load_b     two blocks of B = rows of a tile, transposed  (a row of the tile is a column of B)
+//     load_bt    two blocks of B = rows of a tile      (a row of the tile is a row of B)
+//     from_c     A = a result C, rounded to T          (pairs with load_bt)
+//     mma        C += A B
+//     bad        whether a B holds inf or NaN;  split: B -> B with those zeroed, and ones in their places
+//     nonzero    ones where A is not zero
+template <class E> struct Mma;
+
+template <bool IS_F16> struct Mma16 {  // f16 and bf16: m16n8k16
+    using E = typename Either<IS_F16, f16, bf16>::type;
+    using Acc = float;
+    static constexpr int K = 16;
+    struct A { u32 x[4]; };
+    struct B { u32 x[2]; };
+    static constexpr u32 ONES = IS_F16 ? 0x3c003c00u : 0x3f803f80u;
+    static constexpr u32 EXPONENTS = IS_F16 ? 0x7c007c00u : 0x7f807f80u;
+    static constexpr u32 UNITS = IS_F16 ? 0x04000400u : 0x00800080u;  // lowest bits of the exponents
+
+    template <int COLS> static __device__ __forceinline__ void load_a(A& a, Tile<E, COLS> s, int row, int k) {
+        const int lane = threadIdx.x & 31;
+        dev::ldmatrix(a.x, s.at(row + (lane & 15), k + (lane >> 4) * 8));
+    }
+    template <int COLS> static __device__ __forceinline__ void load_b(B (&b)[2], Tile<E, COLS> s, int n, int k) {
+        const int lane = threadIdx.x & 31;
+        u32 r[4];
+        dev::ldmatrix(r, s.at(n + (lane & 7) + (lane >> 4) * 8, k + (lane >> 3 & 1) * 8));
+        b[0].x[0] = r[0], b[0].x[1] = r[1], b[1].x[0] = r[2], b[1].x[1] = r[3];
+    }
+    template <int COLS> static __device__ __forceinline__ void load_bt(B (&b)[2], Tile<E, COLS> s, int k, int n) {
+        const int lane = threadIdx.x & 31;
+        u32 r[4];
+        dev::ldmatrix_transposed(r, s.at(k + (lane & 15), n + (lane >> 4) * 8));
+        b[0].x[0] = r[0], b[0].x[1] = r[1], b[1].x[0] = r[2], b[1].x[1] = r[3];
+    }
+    static __device__ __forceinline__ u32 pack(float lo, float hi) {
+        return IS_F16 ? dev::pack_f16(lo, hi) : dev::pack_bf16(lo, hi);
+    }
+    template <int N> static __device__ __forceinline__ void from_c(A& a, const float (&c)[N][4], int k) {
+        a.x[0] = pack(c[2 * k][0], c[2 * k][1]), a.x[1] = pack(c[2 * k][2], c[2 * k][3]);
+        a.x[2] = pack(c[2 * k + 1][0], c[2 * k + 1][1]), a.x[3] = pack(c[2 * k + 1][2], c[2 * k + 1][3]);
+    }
+    static __device__ __forceinline__ void mma(float (&c)[4], const A& a, const B& b) {
+        if (IS_F16) dev::mma_f16(c, a.x, b.x);
+        else dev::mma_bf16(c, a.x, b.x);
+    }
+    static __device__ __forceinline__ u32 bad_halves(u32 x) {  // 0x8000 in each half that is inf or NaN
+        return ((x & EXPONENTS) + UNITS) & 0x80008000u;
+    }
+    static __device__ __forceinline__ bool bad(const B& b) { return (bad_halves(b.x[0]) | bad_halves(b.x[1])) != 0; }
+    static __device__ __forceinline__ void split(B& b, B& ones) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const u32 where = (bad_halves(b.x[r]) >> 15) * 0xffffu;
+            ones.x[r] = ONES & where, b.x[r] &= ~where;
+        }
+    }
+    static __device__ __forceinline__ A nonzero(const A& a) {
+        A y;
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+            const u32 set = ((a.x[r] & 0x7fff7fffu) + 0x7fff7fffu) & 0x80008000u;
+            y.x[r] = ONES & (set >> 15) * 0xffffu;
+        }
+        return y;
+    }
+};
+template <> struct Mma<f16> : Mma16<true> {};
+template <> struct Mma<bf16> : Mma16<false> {};
+
+template <class F> struct MmaWide {  // float and double: eight of the shared axis at a time
+    using E = F;
+    using Acc = F;
+    static constexpr int K = 8;
+    struct A { F x[4]; };
+    struct B { F x[2]; };
+
+    template <int COLS> static __device__ __forceinline__ void load_a(A& a, Tile<F, COLS> s, int row, int k) {
+        const int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+        a.x[0] = *s.at(row + g, k + t), a.x[1] = *s.at(row + g + 8, k + t);
+        a.x[2] = *s.at(row + g, k + t + 4), a.x[3] = *s.at(row + g + 8, k + t + 4);
+    }
+    template <int COLS> static __device__ __forceinline__ void load_b(B (&b)[2], Tile<F, COLS> s, int n, int k) {
+        const int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) b[i].x[0] = *s.at(n + i * 8 + g, k + t), b[i].x[1] = *s.at(n + i * 8 + g, k + t + 4);
+    }
+    // The shared axis may be visited in any order that A and B agree on: here 2t, 2t + 1, because that is where
+    // a thread has its part of C.
+    template <int COLS> static __device__ __forceinline__ void load_bt(B (&b)[2], Tile<F, COLS> s, int k, int n) {
+        const int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            b[i].x[0] = *s.at(k + 2 * t, n + i * 8 + g), b[i].x[1] = *s.at(k + 2 * t + 1, n + i * 8 + g);
+    }
+    template <int N> static __device__ __forceinline__ void from_c(A& a, const F (&c)[N][4], int k) {
+        a.x[0] = c[k][0], a.x[1] = c[k][2], a.x[2] = c[k][1], a.x[3] = c[k][3];
+    }
+    // float as three tf32 products of high and low parts: the error is that of float32
+    static __device__ __forceinline__ void mma(float (&c)[4], const A& a, const B& b) {
+        float a_hi[4], a_lo[4], b_hi[2], b_lo[2];
+#pragma unroll
+        for (int r = 0; r < 4; ++r) a_hi[r] = dev::round_tf32(a.x[r]), a_lo[r] = dev::round_tf32(a.x[r] - a_hi[r]);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) b_hi[r] = dev::round_tf32(b.x[r]), b_lo[r] = dev::round_tf32(b.x[r] - b_hi[r]);
+        dev::mma_tf32(c, a_lo, b_hi), dev::mma_tf32(c, a_hi, b_lo), dev::mma_tf32(c, a_hi, b_hi);
+    }
+    static __device__ __forceinline__ void mma(double (&c)[4], const A& a, const B& b) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            dev::mma_f64(c[0], c[1], a.x[2 * r], b.x[r]);
+            dev::mma_f64(c[2], c[3], a.x[2 * r + 1], b.x[r]);
+        }
+    }
+    static __device__ __forceinline__ bool is_bad(F x) { return !(x - x == F(0)); }
+    static __device__ __forceinline__ bool bad(const B& b) { return is_bad(b.x[0]) || is_bad(b.x[1]); }
+    static __device__ __forceinline__ void split(B& b, B& ones) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) ones.x[r] = is_bad(b.x[r]) ? F(1) : F(0), b.x[r] = is_bad(b.x[r]) ? F(0) : b.x[r];
+    }
+    static __device__ __forceinline__ A nonzero(const A& a) {
+        A y;
+#pragma unroll
+        for (int r = 0; r < 4; ++r) y.x[r] = a.x[r] != F(0) ? F(1) : F(0);
+        return y;
+    }
+};
+template <> struct Mma<float> : MmaWide<float> {};
+template <> struct Mma<double> : MmaWide<double> {};
+
+using M = Mma<T>;
+using Acc = typename M::Acc;
+
+__device__ __forceinline__ Acc minus_infinity() { return (Acc)__uint_as_float(0xff800000u); }
+__device__ __forceinline__ Acc not_a_number() { return (Acc)__uint_as_float(0x7fffffffu); }
+
+// C += A B where a zero of A also silences inf and NaN of B: a masked pair must contribute nothing, and 0 * NaN is
+// NaN. Rows of A that do meet an inf or NaN become NaN. Costs two integer tests a fragment unless one is found.
+template <bool GUARDED> __device__ __forceinline__ void accumulate(Acc (&c)[4], const M::A& a, M::B b) {
+    if (GUARDED && __any_sync(WARP_ALL, M::bad(b))) {
+        typename M::B ones;
+        M::split(b, ones);
+        Acc met[4] = {0, 0, 0, 0};
+        M::mma(met, M::nonzero(a), ones);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) if (met[e] > Acc(0)) c[e] = not_a_number();
+    }
+    M::mma(c, a, b);
+}
+
+// s = rows of `a` times rows of `b`, transposed: FRAGS x (16, STEP) per warp, the shared axis COLS long.
+template <int COLS>
+__device__ __forceinline__ void multiply_rows(Acc (&s)[FRAGS][STEP / 8][4], Tile<T, COLS> a, int first_row, Tile<T, COLS> b) {
+#pragma unroll
+    for (int f = 0; f < FRAGS; ++f)
+#pragma unroll
+        for (int n = 0; n < STEP / 8; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) s[f][n][e] = 0;
+#pragma unroll
+    for (int k = 0; k < COLS; k += M::K) {
+        typename M::A x[FRAGS];
+#pragma unroll
+        for (int f = 0; f < FRAGS; ++f) M::load_a(x[f], a, first_row + f * 16, k);
+#pragma unroll
+        for (int n = 0; n < STEP / 8; n += 2) {
+            typename M::B y[2];
+            M::load_b(y, b, n * 8, k);
+#pragma unroll
+            for (int f = 0; f < FRAGS; ++f) M::mma(s[f][n], x[f], y[0]), M::mma(s[f][n + 1], x[f], y[1]);
+        }
+    }
+}
+
+// acc += p (FRAGS x (16, STEP)) times rows [0, STEP) of `b`, its columns from first_col on.
+template <bool GUARDED, int N, int COLS>
+__device__ __forceinline__ void multiply_into(Acc (&acc)[FRAGS][N][4], const Acc (&p)[FRAGS][STEP / 8][4], Tile<T, COLS> b,
+                                              int first_col) {
+#pragma unroll
+    for (int k = 0; k < STEP / M::K; ++k) {
+        typename M::A x[FRAGS];
+#pragma unroll
+        for (int f = 0; f < FRAGS; ++f) M::from_c(x[f], p[f], k);
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            typename M::B y[2];
+            M::load_bt(y, b, k * M::K, first_col + n * 8);
+#pragma unroll
+            for (int f = 0; f < FRAGS; ++f) accumulate<GUARDED>(acc[f][n], x[f], y[0]), accumulate<GUARDED>(acc[f][n + 1], x[f], y[1]);
+        }
+    }
+}
+
+// The logit of one visible pair from its dot product. `capped` is what softcap made of it, for the backward pass.
+__device__ __forceinline__ Acc logit_of(const Params& p, Acc dot, Acc& capped) {
+    Acc x = dot * (Acc)p.scale;
+    if (HAS_SOFTCAP) x = (Acc)p.softcap * tanh_of(x * (Acc)(1.0 / p.softcap));
+    capped = x;
+    return x;
+}

@@ -1,0 +1,87 @@
+"""Runs npattn's CUDA kernels on the CPU: g++ with cuda_host.h in place of a GPU.
+
+``run`` takes the launches that ``npattn.kernels._cuda.run`` would take, with NumPy arrays behind the pointers.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+from npattn.kernels._cuda import Kernel, Launch, source_text
+
+HEADER = Path(__file__).with_name("cuda_host.h")
+FLAGS = ("-std=c++17", "-O1", "-mf16c", "-fPIC", "-shared", "-x", "c++", "-w", "-fno-strict-aliasing")
+
+
+def why_not() -> str | None:
+    """None, or why the kernels cannot run here."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return f"cuda_host.h switches stacks on x86-64 only, this is {platform.machine()}"
+    if shutil.which("g++") is None:
+        return "there is no g++"
+    version = subprocess.run(["g++", "-dumpversion"], capture_output=True, text=True, check=True).stdout
+    if int(version.partition(".")[0]) < 12:
+        return f"_Float16 needs g++ 12 or newer, this is {version.strip()}"
+    return None
+
+
+class LaunchError(RuntimeError):
+    """The model stopped a launch: deadlock, misalignment, a write outside shared memory."""
+
+
+def library_file(text: str) -> Path:
+    """Compile a translation unit, or find it compiled (by content, in the temporary folder)."""
+    names = re.findall(r'extern "C" __global__ void (?:__launch_bounds__\([^()]*\) )?(\w+)\(', text)
+    text += "".join(f"\nNPATTN_HOST_EXPORT({name})" for name in dict.fromkeys(names)) + "\n"
+    digest = hashlib.sha256(HEADER.read_bytes() + repr(FLAGS).encode() + text.encode()).hexdigest()[:24]
+    folder = Path(tempfile.gettempdir()) / f"npattn-cuda-host-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    library = folder / f"{digest}.so"
+    if not library.exists():
+        source = folder / f"{digest}.cu"
+        source.write_text(text)
+        building = folder / f"{digest}.{os.getpid()}.tmp"
+        command = ["g++", *FLAGS, "-include", str(HEADER), str(source), "-o", str(building)]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode:
+            raise RuntimeError(f"g++ failed on {source}\n{result.stderr[:6000]}")
+        os.replace(building, library)
+    return library
+
+
+@cache
+def _load(kernel: Kernel) -> ctypes.CDLL:
+    return ctypes.CDLL(str(library_file(source_text(kernel))))
+
+
+def build_all(kernels: list[Kernel]) -> None:
+    """Compile several specialisations, two at a time."""
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(_load, dict.fromkeys(kernels)))
+
+
+def run_library(library: ctypes.CDLL, launch: Launch) -> None:
+    """One launch; raises LaunchError with the model's message."""
+    function = getattr(library, launch.entry + "__host")
+    function.restype = ctypes.c_char_p
+    grid = (ctypes.c_uint * 3)(launch.grid, 1, 1)
+    block = (ctypes.c_uint * 3)(launch.block, 1, 1)
+    params = ctypes.c_void_p(launch.params.ctypes.data)
+    message = function(grid, block, ctypes.c_size_t(launch.shared_bytes), params)
+    if message:
+        raise LaunchError(f"{launch.entry}: {message.decode()}")
+
+
+def run(launches: list[Launch]) -> None:
+    """Run launches in order, to their end."""
+    for launch in launches:
+        if launch.grid > 0:
+            run_library(_load(launch.kernel), launch)
