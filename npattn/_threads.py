@@ -6,7 +6,6 @@ on first use, wait between calls, end with the process, and are made anew in a f
 none of them. Results never depend on the number of threads, because an item's result depends on the item.
 """
 
-import ctypes
 import os
 import threading
 from collections import deque
@@ -198,9 +197,8 @@ def scratch(size: int) -> int:
     """
     kept = getattr(_local, "scratch", None)
     if kept is None or kept[1] < size:
-        # ctypes memory and not an ndarray: its address costs nothing to ask for
-        array = (ctypes.c_byte * (size + 64))() if size < 65536 else np.empty(size + 64, np.uint8)
-        start = ctypes.addressof(array) if size < 65536 else array.__array_interface__["data"][0]
+        array = np.empty(size + 64, np.uint8)
+        start = array.__array_interface__["data"][0]
         kept = (array, size, (start + 63) & ~63)
         _local.scratch = kept
     address: int = kept[2]

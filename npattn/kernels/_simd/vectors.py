@@ -326,6 +326,16 @@ def hmax(typingctx: Any, vector: Any) -> Any:
 
 
 @intrinsic
+def cast(typingctx: Any, value: Any, one: Any) -> Any:
+    """The number ``value`` in the precision of ``one``."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return context.cast(builder, arguments[0], signature.args[0], signature.args[1])
+
+    return one(value, one), codegen
+
+
+@intrinsic
 def load_scalar(typingctx: Any, address: Any, one: Any) -> Any:
     """The scalar of ``one``'s type at ``address``."""
 
@@ -344,6 +354,16 @@ def store_scalar(typingctx: Any, address: Any, scalar: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.intp, scalar), codegen
+
+
+@intrinsic
+def load_int64(typingctx: Any, address: Any) -> Any:
+    """The int64 at ``address``."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return emit_load(builder, arguments[0], ir.IntType(64))
+
+    return types.int64(types.intp), codegen
 
 
 @intrinsic

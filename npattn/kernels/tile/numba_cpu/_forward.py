@@ -1,0 +1,183 @@
+"""Forward kernel: tiled online softmax.
+
+Loop order: a work unit is one chunk of query tiles of one (batch element, key head). It packs the key tiles
+it will see, transposed, scaled and widened (values too where they are stored in 16 bits or their rows are no
+whole vectors), then walks the group's query heads, the chunk's query tiles and each tile's spans. A unit
+writes only its own rows of out, m and l, so no two units meet and nothing depends on the thread count.
+
+In scratch: the query block (rows, dim), logits (rows, tile_k), acc (rows, dim_v), m, l as one partial sum per
+lane, and the packed keys. In registers: a tile of 6 rows x 4 vectors of logits or acc (`_simd.matmul`).
+"""
+
+from npattn.kernels._jit import helper, jit
+from npattn.kernels._simd.matmul import matmul
+from npattn.kernels._simd.vectors import (
+    cast,
+    hsum,
+    lanes,
+    load,
+    load_int32,
+    load_scalar,
+    only_first,
+    scalar_bytes,
+    store,
+    store_scalar,
+    vector_bytes,
+)
+from npattn.kernels.tile.numba_cpu._params import params_at
+from npattn.kernels.tile.numba_cpu._rows import (
+    NEGATIVE_INFINITY,
+    copy_rows,
+    fill_zero,
+    has_nonfinite,
+    pack_transposed,
+    store_row,
+)
+from npattn.kernels.tile.numba_cpu._tile import (
+    drop_rows,
+    finish_logits,
+    list_of,
+    matmul_visible,
+    note_visible,
+    online_softmax,
+)
+
+
+@helper
+def query_block(p, b, g, h0, heads, row, scratch, keys, values, value_row, pack_first, one):
+    """All keys of one block of rows: query tile ``row`` of ``heads`` heads from h0."""
+    n = lanes(one)
+    size = scalar_bytes(one)
+    width = vector_bytes(one)
+    i0 = row * p.tile_q
+    count = min(p.tile_q, p.len_q - i0)
+    rows = heads * count
+    acc_vectors = (p.dim_v + n - 1) // n
+    q_row = (p.dim + n - 1) // n * width
+    acc_row = acc_vectors * width
+    s_row = p.tile_k * size
+    key_tile = p.dim * s_row
+    s = scratch
+    visible = s + p.tile_q * s_row
+    m = visible + p.tile_q * s_row
+    l_parts = m + (p.tile_q + 16) // 16 * 16 * size
+    q = l_parts + p.tile_q * width
+    acc = q + p.tile_q * q_row
+
+    for hh in range(heads):
+        source = p.q + b * p.q_b + (h0 + hh) * p.q_h + i0 * p.q_i
+        copy_rows(source, p.q_i, q + hh * count * q_row, q_row, count, p.dim, p.kind, one)
+        top = cast(NEGATIVE_INFINITY, one)
+        if p.has_sinks:
+            top = load_scalar(p.sinks + (h0 + hh) * size, one)
+        seen = cast(1.0 if top != NEGATIVE_INFINITY else 0.0, one)
+        for r in range(hh * count, (hh + 1) * count):
+            store_scalar(m + r * size, top)
+            store(l_parts + r * width, only_first(seen))
+    fill_zero(acc, rows * acc_vectors, one)
+
+    lst = list_of(p, b, h0)
+    ptr = p.row_ptr + (lst * (p.num_rows + 1) + row) * 4
+    for span in range(load_int32(ptr), load_int32(ptr + 4)):
+        kind = load_int32(p.row_kind + span * 4)
+        bitmap = load_int32(p.row_bits + span * 4)
+        for tile in range(load_int32(p.row_first + span * 4), load_int32(p.row_stop + span * 4)):
+            j0 = tile * p.tile_k
+            width_k = min(p.tile_k, p.len_k - j0)
+            vectors = (width_k + n - 1) // n
+            packed = keys + (tile - pack_first) * key_tile
+            matmul(q, q_row, size, packed, s_row, s, s_row, rows, vectors, p.dim, False, one)
+            partial = finish_logits(
+                p, b, lst, h0, heads, i0, count, j0, width_k, kind, bitmap, s, s_row, vectors, 0, one
+            )
+            v = values + (tile - pack_first) * p.tile_k * value_row
+            if partial:
+                partial = has_nonfinite(v, value_row, width_k, acc_vectors, one)
+                if partial:
+                    note_visible(s, s_row, visible, rows, vectors, one)
+            online_softmax(s, s_row, m, l_parts, acc, acc_row, acc_vectors, rows, vectors, one)
+            if p.has_dropout:
+                drop_rows(p, b, h0, heads, i0, count, j0, s, s_row, vectors, one)
+            if partial:
+                matmul_visible(
+                    s, visible, s_row, size, v, value_row, acc, acc_row, rows, acc_vectors, width_k, one
+                )
+            else:
+                matmul(s, s_row, size, v, value_row, acc, acc_row, rows, acc_vectors, width_k, True, one)
+
+    zero = cast(0.0, one)
+    for hh in range(heads):
+        for ii in range(count):
+            r = hh * count + ii
+            total = hsum(load(l_parts + r * width, one))
+            inverse = zero
+            top = zero
+            if total != zero:
+                inverse = cast(1.0, one) / total
+                top = load_scalar(m + r * size, one)
+            target = p.out + b * p.out_b + (h0 + hh) * p.out_h + (i0 + ii) * p.out_i
+            store_row(acc + r * acc_row, target, p.dim_v, inverse, p.kind, one)
+            at = ((b * p.heads_q + h0 + hh) * p.len_q + i0 + ii) * size
+            store_scalar(p.m + at, top)
+            store_scalar(p.l + at, total)
+
+
+@jit
+def forward_units(address, first, stop, scratch, one):
+    """Units first .. stop; unit = (chunks - 1 - chunk) * (batch * heads_kv) + b * heads_kv + g."""
+    p = params_at(address)
+    n = lanes(one)
+    size = scalar_bytes(one)
+    width = vector_bytes(one)
+    pairs = p.batch * p.heads_kv
+    value_vectors = (p.dim_v + n - 1) // n
+    q_row = (p.dim + n - 1) // n * width
+    s_row = p.tile_k * size
+    key_tile = p.dim * s_row
+    in_place = p.kind == 0 and p.dim_v == value_vectors * n
+    keys = scratch + p.tile_q * (2 * s_row + width + q_row + value_vectors * width)
+    keys += (p.tile_q + 16) // 16 * 16 * size
+    for unit in range(first, stop):
+        chunk = p.chunks - 1 - unit // pairs
+        b = unit % pairs // p.heads_kv
+        g = unit % pairs % p.heads_kv
+        row_first = p.num_rows * chunk // p.chunks
+        row_stop = p.num_rows * (chunk + 1) // p.chunks
+        # the key tiles this unit will see
+        pack_first = p.num_cols
+        pack_stop = 0
+        heads_seen = p.group if p.list_heads > 1 else 1
+        for h in range(g * p.group, g * p.group + heads_seen):
+            lst = list_of(p, b, h)
+            for row in range(row_first, row_stop):
+                ptr = p.row_ptr + (lst * (p.num_rows + 1) + row) * 4
+                low = load_int32(ptr)
+                high = load_int32(ptr + 4)
+                if low < high:
+                    pack_first = min(pack_first, load_int32(p.row_first + low * 4))
+                    pack_stop = max(pack_stop, load_int32(p.row_stop + high * 4 - 4))
+        values = p.v + b * p.v_b + g * p.v_h + pack_first * p.tile_k * p.v_j
+        value_row = p.v_j
+        if not in_place:
+            values = keys + max(pack_stop - pack_first, 0) * key_tile
+            value_row = value_vectors * width
+        for tile in range(pack_first, pack_stop):
+            j0 = tile * p.tile_k
+            count = min(p.tile_k, p.len_k - j0)
+            source = p.k + b * p.k_b + g * p.k_h + j0 * p.k_j
+            target = keys + (tile - pack_first) * key_tile
+            pack_transposed(source, p.k_j, target, s_row, count, p.dim, cast(p.scale, one), p.kind, one)
+            if not in_place:
+                source = p.v + b * p.v_b + g * p.v_h + j0 * p.v_j
+                target = values + (j0 - pack_first * p.tile_k) * value_row
+                copy_rows(source, p.v_j, target, value_row, count, p.dim_v, p.kind, one)
+        together = p.heads_together
+        for h0 in range(g * p.group, (g + 1) * p.group, together):
+            heads = min(together, (g + 1) * p.group - h0)
+            for row in range(row_stop - 1, row_first - 1, -1):
+                query_block(
+                    p, b, g, h0, heads, row, scratch, keys, values, value_row, pack_first, one
+                )
+
+
+__all__ = ["forward_units"]

@@ -1,0 +1,153 @@
+"""Moving rows between the caller's arrays and scratch: widened, transposed, rounded, checked."""
+
+import numpy as np
+
+from npattn.kernels._jit import helper
+from npattn.kernels._simd.storage import (
+    load_bfloat,
+    load_half,
+    load_scalar_bfloat,
+    load_scalar_half,
+    store_bfloat,
+    store_half,
+)
+from npattn.kernels._simd.transpose import square, square_bfloat, square_half
+from npattn.kernels._simd.vectors import (
+    any_nan,
+    cast,
+    fma,
+    lanes,
+    load,
+    load_scalar,
+    mul,
+    scalar_bytes,
+    splat,
+    store,
+    store_scalar,
+    vector_bytes,
+)
+
+
+@helper
+def element(address, kind, one):
+    """One stored element (kind as in ``_params.storage_kind``), widened."""
+    if kind == 1:
+        return load_scalar_half(address, one)
+    if kind == 2:
+        return load_scalar_bfloat(address, one)
+    return load_scalar(address, one)
+
+
+@helper
+def element_bytes(kind, one):
+    """Bytes of one stored element."""
+    return scalar_bytes(one) if kind == 0 else 2
+
+
+@helper
+def copy_rows(source, source_row, target, target_row, rows, dim, kind, one):
+    """Rows widened into scratch; each is padded with zeros to whole vectors."""
+    n = lanes(one)
+    size = scalar_bytes(one)
+    width = vector_bytes(one)
+    whole = dim // n * n
+    zero = cast(0.0, one)
+    for r in range(rows):
+        s = source + r * source_row
+        t = target + r * target_row
+        if kind == 0:
+            for c in range(whole // n):
+                store(t + c * width, load(s + c * width, one))
+        elif kind == 1:
+            for c in range(whole // n):
+                store(t + c * width, load_half(s + c * n * 2, one))
+        else:
+            for c in range(whole // n):
+                store(t + c * width, load_bfloat(s + c * n * 2, one))
+        if whole < dim:
+            item = element_bytes(kind, one)
+            for c in range(whole, whole + n):
+                store_scalar(t + c * size, element(s + c * item, kind, one) if c < dim else zero)
+
+
+@helper
+def pack_transposed(source, source_row, target, target_row, rows, dim, factor, kind, one):
+    """target[d, j] = factor * source[j, d]; columns are padded with zeros to whole vectors."""
+    n = lanes(one)
+    size = scalar_bytes(one)
+    item = element_bytes(kind, one)
+    whole = dim // n * n
+    full = rows // n * n
+    for j in range(0, full, n):
+        s = source + j * source_row
+        t = target + j * size
+        for d in range(0, whole, n):
+            if kind == 0:
+                square(s + d * size, source_row, t + d * target_row, target_row, factor)
+            elif kind == 1:
+                square_half(s + d * 2, source_row, t + d * target_row, target_row, factor)
+            else:
+                square_bfloat(s + d * 2, source_row, t + d * target_row, target_row, factor)
+        for d in range(whole, dim):
+            for jj in range(n):
+                value = element(s + jj * source_row + d * item, kind, one) * factor
+                store_scalar(t + d * target_row + jj * size, value)
+    if full < rows:
+        zero = cast(0.0, one)
+        for jj in range(full, full + n):
+            s = source + jj * source_row
+            t = target + jj * size
+            for d in range(dim):
+                value = element(s + d * item, kind, one) * factor if jj < rows else zero
+                store_scalar(t + d * target_row, value)
+
+
+@helper
+def store_row(source, target, dim, factor, kind, one):
+    """One scratch row times ``factor``, rounded into the caller's array."""
+    n = lanes(one)
+    size = scalar_bytes(one)
+    width = vector_bytes(one)
+    whole = dim // n * n
+    scale = splat(factor)
+    if kind == 0:
+        for c in range(whole // n):
+            store(target + c * width, mul(load(source + c * width, one), scale))
+        for c in range(whole, dim):
+            store_scalar(target + c * size, load_scalar(source + c * size, one) * factor)
+    elif kind == 1:
+        for c in range(whole // n):
+            store_half(target + c * n * 2, mul(load(source + c * width, one), scale))
+        for c in range(whole, dim):
+            store_half(target + c * 2, load_scalar(source + c * size, one) * factor)
+    else:
+        for c in range(whole // n):
+            store_bfloat(target + c * n * 2, mul(load(source + c * width, one), scale))
+        for c in range(whole, dim):
+            store_bfloat(target + c * 2, load_scalar(source + c * size, one) * factor)
+
+
+@helper
+def fill_zero(target, vectors, one):
+    """``vectors`` whole vectors of zeros."""
+    zero = splat(cast(0.0, one))
+    width = vector_bytes(one)
+    for c in range(vectors):
+        store(target + c * width, zero)
+
+
+@helper
+def has_nonfinite(source, source_row, rows, vectors, one):
+    """Whether an inf or NaN is among the rows: x * 0 is 0 for every finite x and NaN for the others."""
+    width = vector_bytes(one)
+    zero = splat(cast(0.0, one))
+    even = zero
+    odd = zero
+    for r in range(rows):
+        s = source + r * source_row
+        for c in range(vectors):
+            even, odd = odd, fma(load(s + c * width, one), zero, even)
+    return any_nan(even) or any_nan(odd)
+
+
+NEGATIVE_INFINITY = -np.inf
