@@ -3,7 +3,7 @@
 Two modules with the same functions and parameter names (a parity test holds them equal)::
 
     arrays.py     any array module, any float dtype: the formulas as array code, forward beside backward
-    numba_cpu.py  float32 and float64 on the CPU: the same formulas, one pass over memory
+    numba_cpu.py  float32 on the CPU: the same formulas, one pass over memory
 
 Why a kernel at all: written as array code, GELU is eight passes over memory and layer norm seven, each into a
 new temporary. In a small transformer's training step that costs as much as all its matmuls.
@@ -28,7 +28,7 @@ SMALL = 1 << 12
 def implementation(*arrays: Array | None) -> Any:
     """The module that serves these arrays: ``numba_cpu`` where it can, else ``arrays``."""
     first = arrays[0]
-    if first is None or first.size < SMALL or first.dtype not in (np.float32, np.float64):
+    if first is None or first.size < SMALL or first.dtype != np.float32:
         return _module("arrays")
     for array in arrays:
         if array is not None and (type(array) is not np.ndarray or array.dtype != first.dtype):
