@@ -3,11 +3,41 @@
 from npattn.masks.base import Extent as Extent
 from npattn.masks.base import Mask as Mask
 from npattn.masks.explicit import Dense as Dense
+from npattn.masks.explicit import Sparse as Sparse
 from npattn.masks.interval import Causal as Causal
 from npattn.masks.interval import Documents as Documents
 from npattn.masks.interval import Full as Full
 from npattn.masks.interval import Padding as Padding
 from npattn.masks.interval import Prefix as Prefix
 from npattn.masks.interval import Window as Window
+from npattn.masks.pattern import BigBird as BigBird
+from npattn.masks.pattern import Blocks as Blocks
+from npattn.masks.pattern import Dilated as Dilated
+from npattn.masks.pattern import GlobalTokens as GlobalTokens
+from npattn.masks.pattern import Predicate as Predicate
+from npattn.masks.pattern import Strided as Strided
+from npattn.masks.pattern import bigbird as bigbird
+from npattn.masks.pattern import local_strided as local_strided
+from npattn.masks.pattern import longformer as longformer
 
-__all__ = ["Causal", "Dense", "Documents", "Extent", "Full", "Mask", "Padding", "Prefix", "Window"]
+__all__ = [
+    "BigBird",
+    "Blocks",
+    "Causal",
+    "Dense",
+    "Dilated",
+    "Documents",
+    "Extent",
+    "Full",
+    "GlobalTokens",
+    "Mask",
+    "Padding",
+    "Predicate",
+    "Prefix",
+    "Sparse",
+    "Strided",
+    "Window",
+    "bigbird",
+    "local_strided",
+    "longformer",
+]

@@ -10,7 +10,7 @@ that plans are built without asking it pair by pair:
 
 # ruff: noqa: D102 (what the overriding methods do is documented once, in Mask)
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -109,12 +109,12 @@ class Mask:
         """
         return grid.interval_signature(self, b, h, r, c)
 
-    def bitmaps(self, grid: "Grid", b: Array, h: Array, r: Array, c: Array) -> Array | None:
-        """Packed bits of tiles, shape (n, tile_q, tile_k // 32) uint32, where that is cheaper than `allowed`.
+    def bitmaps(self, grid: "Grid", b: Array, h: Array, r: Array, c: Array) -> Array:
+        """Packed bits of tiles, shape (n, tile_q, tile_k // 32) uint32; bits beyond len_q and len_k are 0.
 
-        Bits beyond len_q and len_k are 0. None: use `signature` and `allowed`.
+        The default takes them from the intervals, or else asks `allowed`.
         """
-        return None
+        return grid.interval_bitmaps(self, b, h, r, c)
 
     # What everybody may ask
 
@@ -251,7 +251,7 @@ class Mask:
     # Identity
 
     def _identity(self) -> tuple[Any, ...]:
-        return tuple([getattr(self, field.name) for field in fields(self)])  # type: ignore[arg-type]
+        return tuple([getattr(self, name) for name in self.__dataclass_fields__])  # type: ignore[attr-defined]
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -304,6 +304,9 @@ class And(Mask):
     def signature(self, grid: "Grid", b: Array, h: Array, r: Array, c: Array) -> list[Array]:
         return grid.part_signature(self.left, b, h, r, c) + grid.part_signature(self.right, b, h, r, c)
 
+    def bitmaps(self, grid: "Grid", b: Array, h: Array, r: Array, c: Array) -> Array:
+        return self.left.bitmaps(grid, b, h, r, c) & self.right.bitmaps(grid, b, h, r, c)
+
     def __repr__(self) -> str:
         return f"({self.left!r} & {self.right!r})"
 
@@ -347,6 +350,9 @@ class Or(Mask):
     def signature(self, grid: "Grid", b: Array, h: Array, r: Array, c: Array) -> list[Array]:
         return grid.part_signature(self.left, b, h, r, c) + grid.part_signature(self.right, b, h, r, c)
 
+    def bitmaps(self, grid: "Grid", b: Array, h: Array, r: Array, c: Array) -> Array:
+        return self.left.bitmaps(grid, b, h, r, c) | self.right.bitmaps(grid, b, h, r, c)
+
     def __repr__(self) -> str:
         return f"({self.left!r} | {self.right!r})"
 
@@ -386,6 +392,9 @@ class Not(Mask):
 
     def signature(self, grid: "Grid", b: Array, h: Array, r: Array, c: Array) -> list[Array]:
         return self.mask.signature(grid, b, h, r, c)
+
+    def bitmaps(self, grid: "Grid", b: Array, h: Array, r: Array, c: Array) -> Array:
+        return grid.whole(r, c) & ~self.mask.bitmaps(grid, b, h, r, c)
 
     def __repr__(self) -> str:
         return f"~{self.mask!r}"

@@ -2,7 +2,8 @@
 
 # ruff: noqa: D102 (what the overriding methods do is documented once, in Mask)
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import InitVar, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -62,11 +63,13 @@ class Dense(Mask):
             array = array.get()
         shape = (1,) * (4 - array.ndim) + tuple(array.shape)
         packed = np.packbits(array.reshape(shape), axis=-1, bitorder="little")
-        packed.flags.writeable = False
+        content = packed.tobytes()  # kept as bytes, which compare quickly and remember their hash
         self.__dict__["shape"] = shape
-        self.__dict__["_packed"] = packed
+        self.__dict__["_content"] = content
+        self.__dict__["_packed"] = np.frombuffer(content, np.uint8).reshape(packed.shape)
 
     shape: tuple[int, int, int, int]
+    _content: bytes
     _packed: Array
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -76,7 +79,7 @@ class Dense(Mask):
         raise AttributeError("masks are immutable: make a new Dense")
 
     def _identity(self) -> tuple[Any, ...]:
-        return self.shape, self._packed.tobytes()
+        return self.shape, self._content
 
     @property
     def nbytes(self) -> int:
@@ -126,10 +129,9 @@ class Dense(Mask):
         parts = zip((b, h, r, c), self.shape, strict=True)
         return [part for part, size in parts if size > 1]
 
-    def bitmaps(self, grid: "Grid", b: Array, h: Array, r: Array, c: Array) -> Array | None:
-        _, _, rows, length = self.shape
-        if rows == 1 or length == 1:
-            return None  # few distinct tiles: look at one of each
+    def bitmaps(self, grid: "Grid", b: Array, h: Array, r: Array, c: Array) -> Array:
+        if self.shape[2] == 1 or self.shape[3] == 1:
+            return grid.look(self, b, h, r, c)  # few distinct tiles
         picked: Array = self._tiles(grid)[b if self.shape[0] > 1 else 0, h if self.shape[1] > 1 else 0, r, c]
         return picked
 
@@ -163,4 +165,147 @@ class Dense(Mask):
         return f"Dense(<bool array of shape {self.shape}>)"
 
 
-__all__ = ["Dense"]
+@dataclass(frozen=True, eq=False)
+class Sparse(Mask):
+    """The stored entries of a sparse matrix: query i sees key j iff entry (i, j) is stored.
+
+    Parameters
+    ----------
+    csr : scipy.sparse array or matrix, or anything with ``indptr``, ``indices`` and ``shape``
+        Of shape (len_q, len_k). Formats other than CSR are converted by their own ``tocsr``. Explicit zeros
+        count as stored; duplicates count once. Copied.
+
+    Raises
+    ------
+    TypeError
+        When it is no sparse matrix.
+    ValueError
+        When indptr and indices do not make a CSR matrix of that shape; and, from attention, when the shape
+        is not (len_q, len_k).
+
+    Notes
+    -----
+    Rows are empty where the matrix's are. Plans store a bitmap for each tile with an entry, so that a graph
+    whose edges lie scattered costs a tile for almost every edge: `npattn.graph_attention` walks single edges
+    instead.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> csr = SimpleNamespace(indptr=np.array([0, 2, 2, 3]), indices=np.array([0, 3, 1]), shape=(3, 4))
+    >>> print(Sparse(csr).picture(3, 4))
+    █··█
+    ····
+    ·█··
+    """
+
+    csr: InitVar[Any]
+    shape: tuple[int, int] = field(init=False)
+
+    def __post_init__(self, csr: Any) -> None:
+        if getattr(csr, "format", "csr") != "csr" and hasattr(csr, "tocsr"):
+            csr = csr.tocsr()
+        if not all(hasattr(csr, name) for name in ("indptr", "indices", "shape")):
+            raise TypeError(
+                f"Sparse takes a CSR matrix (indptr, indices, shape), got {type(csr).__name__}: "
+                f"use Dense for arrays"
+            )
+        if len(csr.shape) != 2:
+            raise ValueError(f"Sparse takes a matrix of two axes, got shape {tuple(csr.shape)}")
+        rows, cols = (int(size) for size in csr.shape)
+        indptr, indices = np.asarray(csr.indptr), np.asarray(csr.indices)
+        if indptr.ndim != 1 or indices.ndim != 1 or indptr.dtype.kind not in "iu":
+            raise ValueError("Sparse: indptr and indices must be arrays of ints with one axis")
+        if len(indices) and indices.dtype.kind not in "iu":
+            raise ValueError(f"Sparse: indices must be ints, got dtype {indices.dtype}")
+        if len(indptr) != rows + 1 or indptr[0] != 0 or np.any(np.diff(indptr) < 0):
+            raise ValueError(
+                f"Sparse: indptr must ascend from 0 and have len_q + 1 = {rows + 1} entries, "
+                f"got {len(indptr)}"
+            )
+        indices = indices[: int(indptr[-1])].astype(np.int64)
+        if len(indices) != indptr[-1]:
+            raise ValueError(f"Sparse: indptr ends at {indptr[-1]}, but there are {len(indices)} indices")
+        if len(indices) and not (indices.min() >= 0 and indices.max() < cols):
+            raise ValueError(
+                f"Sparse: column indices must be in [0, {cols}), got {indices.min()} to {indices.max()}"
+            )
+        # Entries as i * cols + j, ascending, each once.
+        entries = np.unique(np.repeat(np.arange(rows) * cols, np.diff(indptr)) + indices)
+        entries.flags.writeable = False
+        object.__setattr__(self, "shape", (rows, cols))
+        object.__setattr__(self, "_entries", entries)
+
+    _entries: ClassVar[Array]  # set per instance; not a field
+
+    def _identity(self) -> tuple[Any, ...]:
+        return self.shape, self._entries.tobytes()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self._entries.nbytes
+
+    def allowed(self, extent: Extent, b: Array, h: Array, i: Array, j: Array) -> Array:
+        if not len(self._entries):
+            return np.zeros((1,) * max(i.ndim, j.ndim), bool)
+        wanted = i * self.shape[1] + j
+        place = np.minimum(np.searchsorted(self._entries, wanted), len(self._entries) - 1)
+        found: Array = self._entries[place] == wanted
+        return found
+
+    def intervals(self, extent: Extent) -> tuple[Array, Array] | None:
+        """One interval per row, if that is what the entries of a row are."""
+        rows, cols = self.shape
+        starts = np.searchsorted(self._entries, np.arange(rows + 1) * cols)
+        count = np.diff(starts)
+        some = count > 0
+        lo, hi = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+        base = np.flatnonzero(some) * cols
+        lo[some] = self._entries[starts[:-1][some]] - base
+        hi[some] = self._entries[starts[1:][some] - 1] - base + 1
+        if np.any(hi - lo != count):
+            return None
+        return lo.reshape(1, 1, -1), hi.reshape(1, 1, -1)
+
+    def check(self, extent: Extent) -> None:
+        if self.shape != (extent.len_q, extent.len_k):
+            raise ValueError(
+                f"Sparse mask of shape {self.shape} does not fit (len_q, len_k) = "
+                f"{(extent.len_q, extent.len_k)}"
+            )
+
+    def tile_class(self, grid: "Grid", b: Array, h: Array, r: Array, c: Array) -> Array:
+        from npattn.masks.grid import EMPTY, PARTIAL
+
+        def tiles_with_entries() -> Array:
+            some = np.zeros((grid.rows, grid.cols), bool)
+            i, j = np.divmod(self._entries, max(self.shape[1], 1))
+            some[i // grid.tile_q, j // grid.tile_k] = True
+            return some
+
+        some = grid.remember(self, "some", tiles_with_entries)
+        return np.where(some[r, c], PARTIAL, EMPTY).astype(np.int8)
+
+    def signature(self, grid: "Grid", b: Array, h: Array, r: Array, c: Array) -> list[Array]:
+        return [r * grid.cols + c]
+
+    def bitmaps(self, grid: "Grid", b: Array, h: Array, r: Array, c: Array) -> Array:
+        words = grid.tile_k // 32
+        wanted = r * grid.cols + c
+        tiles, place_of = np.unique(wanted, return_inverse=True)
+        out = np.zeros((len(tiles), grid.tile_q, words), np.uint32)
+        i, j = np.divmod(self._entries, max(self.shape[1], 1))
+        tile = (i // grid.tile_q) * grid.cols + j // grid.tile_k
+        place = np.minimum(np.searchsorted(tiles, tile), len(tiles) - 1)
+        hit = tiles[place] == tile
+        i, j, place = i[hit], j[hit], place[hit]
+        bit = np.uint32(1) << (j % 32).astype(np.uint32)
+        np.bitwise_or.at(out, (place, i % grid.tile_q, j % grid.tile_k // 32), bit)
+        return out[place_of]
+
+    def __repr__(self) -> str:
+        return f"Sparse(<{self.shape[0]} x {self.shape[1]}, {len(self._entries)} entries>)"
+
+
+__all__ = ["Dense", "Sparse"]

@@ -4,13 +4,14 @@ This is how masks that are no intervals are read without asking them pair by pai
 
 1. ``tile_class`` tells EMPTY, PARTIAL or FULL for every tile of the (rows, cols) grid; ``&`` is the minimum
    of two classes, ``|`` the maximum, ``~`` swaps the ends. PARTIAL is always a permitted answer.
-2. Partial tiles with equal ``signature`` hold equal pairs; one of each kind is looked at (``bitmaps`` or
-   ``allowed``), in chunks.
+2. Partial tiles with equal ``signature`` hold equal pairs; one of each kind is looked at, through
+   ``bitmaps``: words of 32 pairs from intervals and their compositions, pair by pair in chunks otherwise.
 3. What turns out to be empty or full after all becomes so; equal bitmaps are stored once.
 
 The largest arrays have one entry per tile, never one per pair.
 """
 
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -58,21 +59,17 @@ class Grid:
             self._memo[key] = (mask, make())  # holding the mask keeps its id from being used again
         return self._memo[key][1]
 
-    def row_patterns(self, marks: Array, tile: int) -> tuple[Array, Array, Array]:
-        """Cut a bool array along its last axis into tiles: number of marks, size, and pattern of each.
+    def patterns(self, marks: Array, tile: int) -> tuple[Array, Array, Array]:
+        """Cut a bool vector into tiles: number of marks, size, and number of the pattern of each.
 
-        Equal pattern numbers mean equal marks; the last tile counts as padded with False.
+        Equal pattern numbers mean equal marks; what the last tile lacks counts as not marked.
         """
-        length = marks.shape[-1]
+        length = len(marks)
         count = -(-length // tile)
-        padded = np.zeros((*marks.shape[:-1], count * tile), bool)
-        padded[..., :length] = marks
-        cut = padded.reshape(*marks.shape[:-1], count, tile)
-        size = np.full(count, tile)
-        if count:
-            size[-1] = length - (count - 1) * tile
-        patterns = _unique_rows(np.packbits(cut, axis=-1).reshape(-1, -(-tile // 8)))[1]
-        return cut.sum(axis=-1), size, patterns.reshape(cut.shape[:-1])
+        cut = np.zeros((count, tile), bool)
+        cut.reshape(-1)[:length] = marks
+        size = np.minimum(tile, length - np.arange(count) * tile)
+        return cut.sum(axis=1), size, _unique_rows(np.packbits(cut, axis=1))[1]
 
     # Interval masks
 
@@ -98,29 +95,83 @@ class Grid:
         stop = np.minimum(first + self.tile_k, self.extent.len_k)
         full = (lo_max <= first) & (hi_min >= stop)
         empty = (hull_hi <= first) | (hull_lo >= stop)
-        return np.where(full, FULL, np.where(empty, EMPTY, PARTIAL)).astype(np.int8)
+        return classify(full, ~empty)
 
     def interval_signature(self, mask: Mask, b: Array, h: Array, r: Array, c: Array) -> list[Array]:
         """`Mask.signature` of an interval mask: the clipped intervals of the tile's rows, numbered."""
-        intervals = self._intervals(mask)
-        if intervals is None:
+        if self._intervals(mask) is None:
             return [np.arange(len(r))]
-        number = np.empty(len(r), np.int64)
+
+        def rows(part: slice) -> Array:
+            ends = np.stack(self._clipped(mask, b[part], h[part], r[part], c[part]), axis=1).astype(np.int32)
+            return ends.reshape(len(ends), -1).view(np.uint8)
+
+        return [self.number(rows, len(r), 8 * self.tile_q)]
+
+    def interval_bitmaps(self, mask: Mask, b: Array, h: Array, r: Array, c: Array) -> Array:
+        """`Mask.bitmaps` of an interval mask; others are asked pair by pair."""
+        if self._intervals(mask) is None:
+            return self.look(mask, b, h, r, c)
+        out = np.empty((len(r), self.tile_q, self.tile_k // 32), np.uint32)
+        for part in self._parts(len(r), 8 * self.tile_q):
+            lo, hi = self._clipped(mask, b[part], h[part], r[part], c[part])
+            for word in range(self.tile_k // 32):
+                behind = _low_bits(np.clip(lo - 32 * word, 0, 32))
+                out[part, :, word] = _low_bits(np.clip(hi - 32 * word, 0, 32)) & ~behind
+        return out
+
+    def look(self, mask: Mask, b: Array, h: Array, r: Array, c: Array) -> Array:
+        """Bitmaps of the given tiles by asking ``allowed``; only ever about places that exist."""
+        extent = self.extent
+        out = np.empty((len(r), self.tile_q, self.tile_k // 32), np.uint32)
+        for part in self._parts(len(r), self.tile_q * self.tile_k):
+            i = r[part, None, None] * self.tile_q + np.arange(self.tile_q)[:, None]
+            j = c[part, None, None] * self.tile_k + np.arange(self.tile_k)
+            inside = (i < extent.len_q) & (j < extent.len_k)
+            visible = mask.allowed(
+                extent,
+                b[part, None, None],
+                h[part, None, None],
+                np.minimum(i, extent.len_q - 1),
+                np.minimum(j, extent.len_k - 1),
+            )
+            out[part] = pack_words(visible & inside)
+        return out
+
+    def whole(self, r: Array, c: Array) -> Array:
+        """Bitmaps of full tiles, cut at the edges of the matrix."""
+        last_row, last_col = r == self.rows - 1, c == self.cols - 1
+        bitmaps: Array = _edge_bitmaps(self)[last_row * 2 + last_col * 1]
+        return bitmaps
+
+    def number(self, rows: Callable[[slice], Array], count: int, size: int) -> Array:
+        """Number ``count`` byte strings so that equal numbers mean equal strings, chunk by chunk.
+
+        ``rows(part)`` gives those of a slice as a 2-D uint8 array; ``size`` is about the bytes of one.
+        """
+        number = np.empty(count, np.int64)
         known: dict[bytes, int] = {}
-        step = max(1, _CHUNK // (2 * self.tile_q))
-        for start in range(0, len(r), step):
-            part = slice(start, start + step)
-            i = r[part, None] * self.tile_q + np.arange(self.tile_q)
-            inside = i < self.extent.len_q
-            i = np.minimum(i, self.extent.len_q - 1)
-            ends = np.empty((len(i), 2, self.tile_q), np.int32)
-            for n, end in enumerate(intervals):
-                relative = _take(end, b[part, None], h[part, None], i) - c[part, None] * self.tile_k
-                ends[:, n] = np.where(inside, np.clip(relative, 0, self.tile_k), 0)
-            first, inverse = _unique_rows(ends.reshape(len(i), -1).view(np.uint8))
-            numbers = [known.setdefault(ends[n].tobytes(), len(known)) for n in first]
+        for part in self._parts(count, size):
+            strings = np.ascontiguousarray(rows(part))
+            first, inverse = _unique_rows(strings)
+            numbers = [known.setdefault(strings[n].tobytes(), len(known)) for n in first]
             number[part] = np.array(numbers, np.int64)[inverse]
-        return [number]
+        return number
+
+    def _clipped(self, mask: Mask, b: Array, h: Array, r: Array, c: Array) -> tuple[Array, Array]:
+        """The intervals of the tiles' rows relative to the tile's first key, (n, tile_q), clipped."""
+        i = r[:, None] * self.tile_q + np.arange(self.tile_q)
+        inside = i < self.extent.len_q
+        i = np.minimum(i, self.extent.len_q - 1)
+        lo, hi = (
+            np.clip(_take(end, b[:, None], h[:, None], i) - c[:, None] * self.tile_k, 0, self.tile_k)
+            for end in self._intervals(mask)
+        )
+        return np.where(inside, lo, 0), np.where(inside, hi, 0)
+
+    def _parts(self, count: int, size: int) -> Iterator[slice]:
+        step = max(1, _CHUNK // size)
+        return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
     def part_signature(self, mask: Mask, b: Array, h: Array, r: Array, c: Array) -> list[Array]:
         """The signature of one part of a composite: its class, and its own signature where PARTIAL."""
@@ -133,6 +184,11 @@ class Grid:
                 column[partial] = inner
                 columns.append(column)
         return columns
+
+
+def classify(full: Array, some: Array) -> Array:
+    """FULL, PARTIAL or EMPTY of tiles that are all visible, and that hold something visible."""
+    return np.where(full, FULL, np.where(some, PARTIAL, EMPTY)).astype(np.int8)
 
 
 def summarise(lo: Array, hi: Array, tile_q: int) -> tuple[Array, Array, Array, Array]:
@@ -194,25 +250,20 @@ def read_tiles(mask: Mask, extent: Extent, tile_q: int, tile_k: int) -> Tiles:
         return Tiles(code, no_bitmaps)
 
     b, h, r, c = np.unravel_index(place, code.shape)
+    columns = mask.signature(grid, b, h, r, c)
+    cut_q, cut_k = extent.len_q % tile_q != 0, extent.len_k % tile_k != 0
+    edges = (r == grid.rows - 1) * 2 * cut_q + (c == grid.cols - 1) * 1 * cut_k
+    first, inverse = _unique_tuples([edges, *columns])
+    b, h, r, c = b[first], h[first], r[first], c[first]
     packed = mask.bitmaps(grid, b, h, r, c)
-    inverse = None
-    if packed is None:
-        columns = mask.signature(grid, b, h, r, c)
-        cut_q, cut_k = extent.len_q % tile_q != 0, extent.len_k % tile_k != 0
-        edges = (r == grid.rows - 1) * 2 * cut_q + (c == grid.cols - 1) * 1 * cut_k
-        first, inverse = _unique_tuples([edges, *columns])
-        b, h, r, c = b[first], h[first], r[first], c[first]
-        packed = _look(mask, grid, b, h, r, c)
 
-    # What a full tile would look like, cut at the edges.
     words = packed.reshape(len(packed), -1)
-    whole = _whole_bitmaps(grid)[(r == grid.rows - 1) * 2 + (c == grid.cols - 1) * 1]
-    is_full = (words == whole.reshape(words.shape)).all(axis=1)
+    is_full = (words == grid.whole(r, c).reshape(words.shape)).all(axis=1)
     is_bits = ~is_full & words.any(axis=1)
     unique, number = _unique_rows(words[is_bits].view(np.uint8))
     found = is_full.astype(np.int32)
     found[is_bits] = number + 2
-    code.reshape(-1)[place] = found if inverse is None else found[inverse]
+    code.reshape(-1)[place] = found[inverse]
     return Tiles(code, np.ascontiguousarray(packed[is_bits][unique]))
 
 
@@ -271,28 +322,7 @@ def pack_words(visible: Array) -> Array:
     return np.ascontiguousarray(packed).view(np.dtype("<u4")).astype(np.uint32, copy=False)
 
 
-def _look(mask: Mask, grid: Grid, b: Array, h: Array, r: Array, c: Array) -> Array:
-    """Bitmaps (n, tile_q, tile_k // 32) of the given tiles, by asking ``allowed``."""
-    extent = grid.extent
-    out = np.empty((len(r), grid.tile_q, grid.tile_k // 32), np.uint32)
-    step = max(1, _CHUNK // (grid.tile_q * grid.tile_k))
-    for start in range(0, len(r), step):
-        part = slice(start, min(start + step, len(r)))
-        i = r[part, None, None] * grid.tile_q + np.arange(grid.tile_q)[:, None]
-        j = c[part, None, None] * grid.tile_k + np.arange(grid.tile_k)
-        inside = (i < extent.len_q) & (j < extent.len_k)
-        visible = mask.allowed(
-            extent,
-            b[part, None, None],
-            h[part, None, None],
-            np.minimum(i, extent.len_q - 1),  # a mask is only ever asked about places that exist
-            np.minimum(j, extent.len_k - 1),
-        )
-        out[part] = pack_words(visible & inside)
-    return out
-
-
-def _whole_bitmaps(grid: Grid) -> Array:
+def _edge_bitmaps(grid: Grid) -> Array:
     """Bitmaps of full tiles: [0] inside, [1] in the last column, [2] in the last row, [3] in the corner."""
     visible = np.ones((4, grid.tile_q, grid.tile_k), bool)
     last_q = grid.extent.len_q - (grid.rows - 1) * grid.tile_q
@@ -300,6 +330,11 @@ def _whole_bitmaps(grid: Grid) -> Array:
     visible[2:, last_q:] = False
     visible[1::2, :, last_k:] = False
     return pack_words(visible)
+
+
+def _low_bits(count: Array) -> Array:
+    """Words with the lowest 0 to 32 bits set."""
+    return ((np.uint64(1) << count.astype(np.uint64)) - np.uint64(1)).astype(np.uint32)
 
 
 def _take(values: Array, b: Array, h: Array, index: Array) -> Array:
@@ -366,6 +401,7 @@ __all__ = [
     "PARTIAL",
     "Grid",
     "Tiles",
+    "classify",
     "count_visible",
     "draw",
     "pack_words",
