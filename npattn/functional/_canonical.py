@@ -210,7 +210,7 @@ def narrowed(x: Array, dtype: np.dtype[Any]) -> Array:
     """``x`` in ``dtype``; finite values beyond its range become its largest: finite stays finite."""
     if x.dtype == dtype:
         return x
-    if np.finfo(x.dtype).max <= np.finfo(dtype).max:
+    if x.dtype.itemsize <= dtype.itemsize:
         return x.astype(dtype)
     xp = array_module(x)
     limit = float(np.finfo(dtype).max)

@@ -15,7 +15,13 @@ from npattn.testing.gradcheck import require
 
 
 def assert_within_budget(
-    actual: Array, exact: Array, plain: Array, *, factor: float = 2.0, name: str = "result"
+    actual: Array,
+    exact: Array,
+    plain: Array,
+    *,
+    factor: float = 2.0,
+    floor: float = 0.0,
+    name: str = "result",
 ) -> None:
     """Assert that ``actual`` is about as close to ``exact`` as ``plain`` is.
 
@@ -25,6 +31,9 @@ def assert_within_budget(
         Under test; in float64; the same formula in the dtype of ``actual``.
     factor : float, default 2.0
         How many times the plain error is allowed, for the maximum and for the root mean square.
+    floor : float, default 0.0
+        An error allowed in any case: where exact is a sum that cancels (a gradient that is exactly 0), the
+        rounding of its terms.
     name : str
         For the message.
 
@@ -53,11 +62,11 @@ def assert_within_budget(
     require(np.array_equal(actual[~finite], exact[~finite], equal_nan=True), f"{name}: inf or NaN elsewhere")
     if not finite.any():
         return
-    error = np.abs(actual - exact)[finite]
-    plain_error = np.abs(plain - exact)[finite]
+    error = np.abs(actual[finite] - exact[finite])
+    plain_error = np.abs(plain[finite] - exact[finite])
     size = np.abs(exact[finite])
     for measure, of in (("maximum", np.max), ("root mean square", _rms)):
-        budget = factor * float(of(plain_error)) + eps * float(of(size))
+        budget = factor * float(of(plain_error)) + eps * float(of(size)) + floor
         require(
             of(error) <= budget,  # a NaN fails this too
             f"{name}: {measure} error {of(error):.1e} exceeds the budget {budget:.1e} "
