@@ -55,7 +55,10 @@ html_theme_options = {
 
 #: Each page of the reference: its module, heading and first sentence.
 PAGES = {
-    "npattn": ("Attention", "Exact attention, what belongs to it, and threads. The functions also live in ``npattn.functional``."),
+    "npattn": (
+        "Attention",
+        "Exact attention, what belongs to it, and threads. The functions also live in ``npattn.functional``.",
+    ),
     "npattn.functional": ("Other functions", "What layers are made of; each with its pullback in ``_vjp``."),
     "npattn.masks": ("Masks", "Which query may see which key."),
     "npattn.nn": ("Layers", "Dataclasses of arrays with explicit pullbacks."),
@@ -93,7 +96,14 @@ def write_reference(folder):
         for title, is_kind in (("Functions", False), ("Classes", True)):
             items = sorted(item for item in own if inspect.isclass(getattr(module, item)) is is_kind)
             if items:
-                lines += [f".. rubric:: {title}", "", ".. autosummary::", "   :toctree: .", "   :nosignatures:", ""]
+                lines += [
+                    f".. rubric:: {title}",
+                    "",
+                    ".. autosummary::",
+                    "   :toctree: .",
+                    "   :nosignatures:",
+                    "",
+                ]
                 lines += [f"   {item}" for item in items] + [""]
         page = folder / f"{name.replace('.', '-')}.rst"
         text = "\n".join(lines)

@@ -109,15 +109,10 @@ def graph_attention(
                 zorder=1,
             )
         )
-    ax.scatter(
-        places[:, 0],
-        places[:, 1],
-        s=size,
-        c=PALE if colors is None else colors,
-        edgecolors="white",
-        zorder=3,
-        cmap="Set2",
-    )
+    paint: dict[str, Any] = {"color": PALE} if colors is None else {"c": colors}
+    if colors is not None and np.issubdtype(np.asarray(colors).dtype, np.number):
+        paint["cmap"] = "Set2"
+    ax.scatter(*places.T, s=size, edgecolors="white", zorder=3, **paint)
     if len(places) <= _MOST_LABELS:
         for label, place in zip(adjacency.nodes, places, strict=True):
             ax.text(*place, str(label), ha="center", va="center", fontsize=7, zorder=4)

@@ -46,7 +46,7 @@ def head_summary(source: "Array | AttentionStats", *, axes: Any = None) -> Array
     >>> import numpy as np
     >>> from npattn import plots
     >>> axes = plots.head_summary(np.stack([np.eye(4), np.full((4, 4), 0.25)]))
-    >>> [bar.get_height() for bar in axes[1, 1].patches]
+    >>> [float(bar.get_height()) for bar in axes[1, 1].patches]
     [1.0, 0.25]
     """
     summary = source if isinstance(source, analysis.HeadSummary) else analysis.head_summary(source)

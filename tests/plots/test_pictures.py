@@ -268,7 +268,7 @@ class TestGraph:
     def test_heads_are_averaged_or_chosen(self, adjacency):
         weights = np.stack([np.linspace(0.1, 1, 5), np.linspace(1, 0.1, 5)], axis=1)
         mean = plots.graph_attention(weights, adjacency, positions=np.eye(4)[:, :2])
-        assert len({arrow.get_linewidth().round(9) for arrow in mean.patches}) == 1
+        assert len({round(arrow.get_linewidth(), 9) for arrow in mean.patches}) == 1
         one = plots.graph_attention(weights, adjacency, head=1, positions=np.eye(4)[:, :2])
         assert one.patches[0].get_linewidth() > one.patches[1].get_linewidth()
 
