@@ -1,0 +1,364 @@
+"""Vector operations of the edge walk: many short dot products at once, and weighted sums of gathered rows.
+
+A vector of W lanes stands for W (edge, head) pairs: lane t is edge t // heads_padded, head t % heads_padded.
+One dot product leaves a vector of partial sums; summing it alone costs log2(W) shuffles and additions. Here W
+of them are summed together by a transposing tree: W - 1 additions for W results.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from npattn.kernels._simd.hashing import _fold, _mix
+from npattn.kernels._simd.vectors import (
+    I32,
+    Vec,
+    constant,
+    emit_fma,
+    emit_lane_numbers,
+    emit_load,
+    emit_splat,
+    emit_store,
+    llvm_vector,
+    suffix,
+)
+
+I1, I64 = ir.IntType(1), ir.IntType(64)
+UNIT_BYTES = 24  # of a row of the unit table: three int64
+
+
+def _emit_masked_load(builder: Any, address: Any, kind: Any, mask: Any) -> Any:
+    """The lanes at ``address`` whose mask is set, 0 elsewhere; nothing else is touched in memory."""
+    pointer = builder.inttoptr(address, kind.as_pointer())
+    function = cgutils.get_or_insert_function(
+        builder.module,
+        ir.FunctionType(kind, [kind.as_pointer(), I32, mask.type, kind]),
+        f"llvm.masked.load.{suffix(kind)}.p0",
+    )
+    return builder.call(function, [pointer, I32(1), mask, constant(kind, 0.0)])
+
+
+def _emit_mask(builder: Any, vec: Vec, count: Any) -> Any:
+    """Lanes below the int64 ``count``."""
+    numbers = emit_lane_numbers(vec)
+    return builder.icmp_signed("<", numbers, emit_splat(builder, numbers.type, builder.trunc(count, I32)))
+
+
+def _emit_sum_tree(builder: Any, vectors: list[Any]) -> Any:
+    """One vector whose lane t is the sum over the lanes of vector t."""
+    count = len(vectors)
+    kind = ir.VectorType(I32, count)
+    step = 1
+    while len(vectors) > 1:
+        low = ir.Constant(kind, [lane if not lane & step else count + lane - step for lane in range(count)])
+        high = ir.Constant(kind, [lane + step if not lane & step else count + lane for lane in range(count)])
+        vectors = [
+            builder.fadd(builder.shuffle_vector(a, b, low), builder.shuffle_vector(a, b, high))
+            for a, b in zip(vectors[::2], vectors[1::2], strict=True)
+        ]
+        step *= 2
+    return vectors[0]
+
+
+def _emit_leaky(builder: Any, x: Any, slope: Any) -> Any:
+    positive = builder.fcmp_ordered(">", x, constant(x.type, 0.0))
+    return builder.select(positive, x, builder.fmul(x, emit_splat(builder, x.type, slope)))
+
+
+def _lane_products(dynamic: bool) -> Any:
+    @intrinsic
+    def lane_products(
+        typingctx: Any, a: Any, b: Any, att: Any, length: Any, slope: Any, one: Any
+    ) -> Any:
+        """Lane t: the sum over d of ``x[d] * y[d]``, rows at the addresses listed at a + 8t and b + 8t.
+
+        The dynamic kind: of ``att[d] * leaky_relu(x[d] + y[d])``, att's rows listed at att + 8t.
+        """
+        vec = Vec(one)
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            a, b, att, length, slope, _ = arguments
+            kind, size = llvm_vector(vec), vec.scalar.bitwidth // 8
+            tables = [a, b, att] if dynamic else [a, b]
+            rows = [
+                [emit_load(builder, builder.add(table, I64(8 * t)), I64) for table in tables]
+                for t in range(vec.lanes)
+            ]
+
+            def add(t: int, total: Any, load: Any) -> Any:
+                x, y, *weight = [load(row) for row in rows[t]]
+                if not dynamic:
+                    return emit_fma(builder, x, y, total)
+                return emit_fma(builder, weight[0], _emit_leaky(builder, builder.fadd(x, y), slope), total)
+
+            zero = constant(kind, 0.0)
+            tail = builder.and_(length, I64(vec.lanes - 1))
+            whole = builder.mul(builder.sub(length, tail), I64(size))
+            entry = builder.block
+            loop, body, after = (builder.append_basic_block(name) for name in ("dots", "dots.body", "dots.tail"))
+            last, done = builder.append_basic_block("dots.last"), builder.append_basic_block("dots.done")
+            builder.branch(loop)
+            builder.position_at_end(loop)
+            offset = builder.phi(I64)
+            offset.add_incoming(I64(0), entry)
+            totals = [builder.phi(kind) for _ in range(vec.lanes)]
+            for total in totals:
+                total.add_incoming(zero, entry)
+            builder.cbranch(builder.icmp_signed("<", offset, whole), body, after)
+
+            builder.position_at_end(body)
+            for t, total in enumerate(totals):
+                total.add_incoming(
+                    add(t, total, lambda row: emit_load(builder, builder.add(row, offset), kind)), body
+                )
+            offset.add_incoming(builder.add(offset, I64(vec.lanes * size)), body)
+            builder.branch(loop)
+
+            builder.position_at_end(after)
+            builder.cbranch(builder.icmp_signed(">", tail, I64(0)), last, done)
+            builder.position_at_end(last)
+            mask = _emit_mask(builder, vec, tail)
+            ended = [
+                add(t, total, lambda row: _emit_masked_load(builder, builder.add(row, offset), kind, mask))
+                for t, total in enumerate(totals)
+            ]
+            builder.branch(done)
+            builder.position_at_end(done)
+            merged = []
+            for total, end in zip(totals, ended, strict=True):
+                phi = builder.phi(kind)
+                phi.add_incoming(total, after)
+                phi.add_incoming(end, last)
+                merged.append(phi)
+            return _emit_sum_tree(builder, merged)
+
+        i = types.int64
+        return vec(i, i, i, i, one, one), codegen
+
+    return lane_products
+
+
+lane_dots = _lane_products(dynamic=False)
+lane_dynamic = _lane_products(dynamic=True)
+
+
+def _accumulator(units: int, masked: bool, score: str) -> Any:
+    @intrinsic
+    def accumulate(
+        typingctx: Any,
+        acc: Any,
+        acc_att: Any,
+        table: Any,
+        rows: Any,
+        p: Any,
+        p_bytes: Any,
+        count: Any,
+        own: Any,
+        slope: Any,
+    ) -> Any:
+        """``acc[u] += p[e, head of u] * (row e's vector u)`` over ``count`` edges, for consecutive units u.
+
+        A unit is one vector of one head's features; the table holds its byte offset in a row, its head's byte
+        offset in p's rows and its number of valid lanes. The sums stay in registers. ``dynamic`` sums
+        ``p * slope(own + row)`` instead, ``att`` also ``p * leaky_relu(own + row)`` into acc_att.
+        """
+        one = slope
+        vec = Vec(one)
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            acc, acc_att, table, rows, p, p_bytes, count, own, slope = arguments
+            kind, size = llvm_vector(vec), vec.scalar.bitwidth // 8
+
+            def entry_of(unit: int, column: int) -> Any:
+                return emit_load(builder, builder.add(table, I64(UNIT_BYTES * unit + 8 * column)), I64)
+
+            offsets = [entry_of(u, 0) for u in range(units)]
+            heads = [entry_of(u, 1) for u in range(units)]
+            masks = [_emit_mask(builder, vec, entry_of(u, 2)) for u in range(units)] if masked else None
+
+            def row_vector(row: Any, u: int) -> Any:
+                place = builder.add(row, offsets[u])
+                if masks is not None:
+                    return _emit_masked_load(builder, place, kind, masks[u])
+                return emit_load(builder, place, kind)
+
+            bases = [acc] if score != "att" else [acc, acc_att]
+            places = [[builder.add(base, I64(vec.lanes * size * u)) for u in range(units)] for base in bases]
+            start = [[emit_load(builder, place, kind) for place in line] for line in places]
+            owns = [row_vector(own, u) for u in range(units)] if score != "plain" else []
+            unit_slope, leak = constant(kind, 1.0), emit_splat(builder, kind, slope)
+
+            entry = builder.block
+            loop, body, done = (builder.append_basic_block(n) for n in ("edges", "edges.body", "edges.done"))
+            builder.branch(loop)
+            builder.position_at_end(loop)
+            e = builder.phi(I64)
+            e.add_incoming(I64(0), entry)
+            sums = [[builder.phi(kind) for _ in line] for line in start]
+            for line, begun in zip(sums, start, strict=True):
+                for phi, value in zip(line, begun, strict=True):
+                    phi.add_incoming(value, entry)
+            builder.cbranch(builder.icmp_signed("<", e, count), body, done)
+
+            builder.position_at_end(body)
+            row = emit_load(builder, builder.add(rows, builder.mul(e, I64(8))), I64)
+            weights = builder.add(p, builder.mul(e, p_bytes))
+            for u in range(units):
+                weight = emit_load(builder, builder.add(weights, heads[u]), kind.element)
+                weight = emit_splat(builder, kind, weight)
+                vector = row_vector(row, u)
+                if score == "plain":
+                    sums[0][u].add_incoming(emit_fma(builder, weight, vector, sums[0][u]), body)
+                    continue
+                total = builder.fadd(owns[u], vector)
+                positive = builder.fcmp_ordered(">", total, constant(kind, 0.0))
+                weight = builder.fmul(weight, builder.select(positive, unit_slope, leak))
+                sums[0][u].add_incoming(builder.fadd(sums[0][u], weight), body)
+                if score == "att":
+                    sums[1][u].add_incoming(emit_fma(builder, weight, total, sums[1][u]), body)
+            e.add_incoming(builder.add(e, I64(1)), body)
+            builder.branch(loop)
+
+            builder.position_at_end(done)
+            for line, where in zip(sums, places, strict=True):
+                for phi, place in zip(line, where, strict=True):
+                    emit_store(builder, place, phi)
+            return context.get_dummy_value()
+
+        i = types.int64
+        return types.void(i, i, i, i, i, i, i, i, one), codegen
+
+    return accumulate
+
+
+accumulate_8 = _accumulator(8, False, "plain")
+accumulate_4 = _accumulator(4, False, "plain")
+accumulate_1 = _accumulator(1, False, "plain")
+accumulate_4_masked = _accumulator(4, True, "plain")
+accumulate_1_masked = _accumulator(1, True, "plain")
+accumulate_dynamic_4 = _accumulator(4, True, "dynamic")
+accumulate_dynamic_1 = _accumulator(1, True, "dynamic")
+accumulate_att_4 = _accumulator(4, True, "att")
+accumulate_att_1 = _accumulator(1, True, "att")
+
+
+@intrinsic
+def gather(typingctx: Any, table: Any, one: Any) -> Any:
+    """Lane t: the scalar at the address listed at table + 8t."""
+    vec = Vec(one)
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = llvm_vector(vec)
+        vector = ir.Constant(kind, ir.Undefined)
+        for t in range(vec.lanes):
+            place = emit_load(builder, builder.add(arguments[0], I64(8 * t)), I64)
+            vector = builder.insert_element(vector, emit_load(builder, place, kind.element), I32(t))
+        return vector
+
+    return vec(types.int64, one), codegen
+
+
+def _folder(step: int, largest: bool) -> Any:
+    @intrinsic
+    def fold_lanes(typingctx: Any, vector: Any) -> Any:
+        """Combine every lane with the lane ``step`` away (index xor step)."""
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            kind = arguments[0].type
+            if step >= kind.count:
+                return arguments[0]
+            mask = ir.Constant(ir.VectorType(I32, kind.count), [lane ^ step for lane in range(kind.count)])
+            other = builder.shuffle_vector(arguments[0], ir.Constant(kind, ir.Undefined), mask)
+            if not largest:
+                return builder.fadd(arguments[0], other)
+            return builder.select(builder.fcmp_ordered(">", arguments[0], other), arguments[0], other)
+
+        return vector(vector), codegen
+
+    return fold_lanes
+
+
+fold_max_1, fold_max_2, fold_max_4, fold_max_8 = (_folder(step, True) for step in (1, 2, 4, 8))
+fold_sum_1, fold_sum_2, fold_sum_4, fold_sum_8 = (_folder(step, False) for step in (1, 2, 4, 8))
+
+
+@intrinsic
+def leaky(typingctx: Any, vector: Any, slope: Any) -> Any:
+    """The leaky ReLU of each lane."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _emit_leaky(builder, *arguments)
+
+    return vector(vector, vector.scalar), codegen
+
+
+@intrinsic
+def slope_where(typingctx: Any, test: Any, vector: Any, slope: Any) -> Any:
+    """``vector`` where ``test > 0``, ``vector * slope`` elsewhere."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        test, vector, slope = arguments
+        positive = builder.fcmp_ordered(">", test, constant(test.type, 0.0))
+        return builder.select(positive, vector, builder.fmul(vector, emit_splat(builder, vector.type, slope)))
+
+    return vector(vector, vector, vector.scalar), codegen
+
+
+@intrinsic
+def drop_pairs(
+    typingctx: Any, vector: Any, r0: Any, r1: Any, high: Any, low: Any, threshold: Any, factor: Any
+) -> Any:
+    """``vector * factor`` where the pair is kept, else 0.
+
+    r0 and r1 are addresses of the heads' hash words, high and low of the edges' 32-bit halves, one per lane.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vector, *words, threshold, factor = arguments
+        kind = ir.VectorType(I32, vector.type.count)
+        r0, r1, high, low = (emit_load(builder, word, kind) for word in words)
+        r0, r1 = _fold(builder, r0, high), _fold(builder, r1, high)
+        x = _mix(builder, builder.xor(_fold(builder, r0, low), r1))
+        limit = emit_splat(builder, kind, builder.trunc(threshold, I32))
+        kept = builder.fmul(vector, emit_splat(builder, vector.type, factor))
+        return builder.select(builder.icmp_unsigned(">=", x, limit), kept, constant(vector.type, 0.0))
+
+    i = types.int64
+    return vector(vector, i, i, i, i, i, vector.scalar), codegen
+
+
+@intrinsic
+def load_int64(typingctx: Any, address: Any) -> Any:
+    """The int64 at ``address``."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return emit_load(builder, arguments[0], I64)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def load_node(typingctx: Any, address: Any) -> Any:
+    """The int32 at ``address`` as int64, so that products with strides cannot overflow."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.sext(emit_load(builder, arguments[0], I32), I64)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def prefetch(typingctx: Any, address: Any) -> Any:
+    """Ask for the cache line at ``address``."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [pointer, I32(0), I32(3), I32(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
