@@ -147,7 +147,7 @@ def _softmax(
     l = e.sum(-1, keepdims=True)
     if sinks is not None:
         l = l + xp.exp(_per_head(sinks) - m)
-    p = e / xp.where(l == 0, 1, l)
+    p = xp.where(visible, e / xp.where(l == 0, 1, l), 0)  # again, for l may be NaN
     return _Softmax(p, visible, slope, m, l)
 
 
