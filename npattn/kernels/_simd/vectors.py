@@ -356,6 +356,21 @@ def store_scalar(typingctx: Any, address: Any, scalar: Any) -> Any:
     return types.void(types.intp, scalar), codegen
 
 
+def _chooser(comparison: str) -> Any:
+    @intrinsic
+    def operation(typingctx: Any, a: Any, b: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.select(builder.icmp_signed(comparison, *arguments), *arguments)
+
+        return types.intp(types.intp, types.intp), codegen
+
+    return operation
+
+
+lesser = _chooser("<")  # of two integers; Numba's min and max take a third of a second to compile
+greater = _chooser(">")
+
+
 @intrinsic
 def load_int64(typingctx: Any, address: Any) -> Any:
     """The int64 at ``address``."""

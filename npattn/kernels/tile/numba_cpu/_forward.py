@@ -13,8 +13,10 @@ from npattn.kernels._jit import helper, jit
 from npattn.kernels._simd.matmul import matmul
 from npattn.kernels._simd.vectors import (
     cast,
+    greater,
     hsum,
     lanes,
+    lesser,
     load,
     load_int32,
     load_scalar,
@@ -43,14 +45,14 @@ from npattn.kernels.tile.numba_cpu._tile import (
 )
 
 
-@helper
+@helper()
 def query_block(p, b, g, h0, heads, row, scratch, keys, values, value_row, pack_first, one):
     """All keys of one block of rows: query tile ``row`` of ``heads`` heads from h0."""
     n = lanes(one)
     size = scalar_bytes(one)
     width = vector_bytes(one)
     i0 = row * p.tile_q
-    count = min(p.tile_q, p.len_q - i0)
+    count = lesser(p.tile_q, p.len_q - i0)
     rows = heads * count
     acc_vectors = (p.dim_v + n - 1) // n
     q_row = (p.dim + n - 1) // n * width
@@ -83,7 +85,7 @@ def query_block(p, b, g, h0, heads, row, scratch, keys, values, value_row, pack_
         bitmap = load_int32(p.row_bits + span * 4)
         for tile in range(load_int32(p.row_first + span * 4), load_int32(p.row_stop + span * 4)):
             j0 = tile * p.tile_k
-            width_k = min(p.tile_k, p.len_k - j0)
+            width_k = lesser(p.tile_k, p.len_k - j0)
             vectors = (width_k + n - 1) // n
             packed = keys + (tile - pack_first) * key_tile
             matmul(q, q_row, size, packed, s_row, s, s_row, rows, vectors, p.dim, False, one)
@@ -154,26 +156,26 @@ def forward_units(address, first, stop, scratch, one):
                 low = load_int32(ptr)
                 high = load_int32(ptr + 4)
                 if low < high:
-                    pack_first = min(pack_first, load_int32(p.row_first + low * 4))
-                    pack_stop = max(pack_stop, load_int32(p.row_stop + high * 4 - 4))
+                    pack_first = lesser(pack_first, load_int32(p.row_first + low * 4))
+                    pack_stop = greater(pack_stop, load_int32(p.row_stop + high * 4 - 4))
         values = p.v + b * p.v_b + g * p.v_h + pack_first * p.tile_k * p.v_j
         value_row = p.v_j
         if not in_place:
-            values = keys + max(pack_stop - pack_first, 0) * key_tile
+            values = keys + greater(pack_stop - pack_first, 0) * key_tile
             value_row = value_vectors * width
         for tile in range(pack_first, pack_stop):
             j0 = tile * p.tile_k
-            count = min(p.tile_k, p.len_k - j0)
+            count = lesser(p.tile_k, p.len_k - j0)
             source = p.k + b * p.k_b + g * p.k_h + j0 * p.k_j
             target = keys + (tile - pack_first) * key_tile
-            pack_transposed(source, p.k_j, target, s_row, count, p.dim, cast(p.scale, one), p.kind, one)
+            pack_transposed(source, p.k_j, target, s_row, count, p.dim, cast(p.scale_before, one), p.kind, one)
             if not in_place:
                 source = p.v + b * p.v_b + g * p.v_h + j0 * p.v_j
                 target = values + (j0 - pack_first * p.tile_k) * value_row
                 copy_rows(source, p.v_j, target, value_row, count, p.dim_v, p.kind, one)
         together = p.heads_together
         for h0 in range(g * p.group, (g + 1) * p.group, together):
-            heads = min(together, (g + 1) * p.group - h0)
+            heads = lesser(together, (g + 1) * p.group - h0)
             for row in range(row_stop - 1, row_first - 1, -1):
                 query_block(
                     p, b, g, h0, heads, row, scratch, keys, values, value_row, pack_first, one

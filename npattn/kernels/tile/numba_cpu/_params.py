@@ -12,10 +12,10 @@ from typing import Any, Final
 import numba
 import numpy as np
 
-from npattn.functional.dropout import threshold
+from npattn._dropout import threshold
 from npattn.kernels._jit import address
 from npattn.kernels._simd.vectors import record_reader
-from npattn.kernels.contract import Problem
+from npattn.kernels.contract import Problem, split_scale
 from npattn.plans.tiles import TilePlan
 
 INTEGERS: Final = (
@@ -34,7 +34,7 @@ INTEGERS: Final = (
     # how the work is cut
     "chunks chunk_start heads_together"
 ).split()
-FLOATS: Final = "scale softcap keep_factor".split()
+FLOATS: Final = "scale_before scale_after softcap keep_factor".split()
 
 _DTYPE = np.dtype([(name, np.int64) for name in INTEGERS] + [(name, np.float64) for name in FLOATS])
 _FORMAT = struct.Struct(f"{len(INTEGERS)}q{len(FLOATS)}d")
@@ -52,6 +52,7 @@ def storage_kind(dtype: np.dtype[Any]) -> int:
 def describe(problem: Problem, plan: TilePlan) -> dict[str, Any]:
     """The fields that both directions fill alike, as a dictionary to be completed."""
     lo_row = plan.lo.shape[1] * 4
+    before, after = split_scale(problem.scale)
     return {
         "batch": problem.batch,
         "heads_q": problem.heads_q,
@@ -69,7 +70,8 @@ def describe(problem: Problem, plan: TilePlan) -> dict[str, Any]:
         "threshold": threshold(problem.dropout_p),
         "seed_lo": problem.seed & 0xFFFFFFFF,
         "seed_hi": (problem.seed >> 32) & 0xFFFFFFFF,
-        "scale": problem.scale,
+        "scale_before": before,
+        "scale_after": after,
         "softcap": problem.softcap,
         "keep_factor": 1.0 / (1.0 - problem.dropout_p),
         "tile_q": plan.tile_q,

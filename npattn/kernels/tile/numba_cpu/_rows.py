@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from numba import types
+
 from npattn.kernels._jit import helper
 from npattn.kernels._simd.storage import (
     load_bfloat,
@@ -28,7 +30,7 @@ from npattn.kernels._simd.vectors import (
 )
 
 
-@helper
+@helper("one")
 def element(address, kind, one):
     """One stored element (kind as in ``_params.storage_kind``), widened."""
     if kind == 1:
@@ -38,13 +40,13 @@ def element(address, kind, one):
     return load_scalar(address, one)
 
 
-@helper
+@helper(types.intp)
 def element_bytes(kind, one):
     """Bytes of one stored element."""
     return scalar_bytes(one) if kind == 0 else 2
 
 
-@helper
+@helper()
 def copy_rows(source, source_row, target, target_row, rows, dim, kind, one):
     """Rows widened into scratch; each is padded with zeros to whole vectors."""
     n = lanes(one)
@@ -70,7 +72,7 @@ def copy_rows(source, source_row, target, target_row, rows, dim, kind, one):
                 store_scalar(t + c * size, element(s + c * item, kind, one) if c < dim else zero)
 
 
-@helper
+@helper()
 def pack_transposed(source, source_row, target, target_row, rows, dim, factor, kind, one):
     """target[d, j] = factor * source[j, d]; columns are padded with zeros to whole vectors."""
     n = lanes(one)
@@ -102,7 +104,7 @@ def pack_transposed(source, source_row, target, target_row, rows, dim, factor, k
                 store_scalar(t + d * target_row, value)
 
 
-@helper
+@helper()
 def store_row(source, target, dim, factor, kind, one):
     """One scratch row times ``factor``, rounded into the caller's array."""
     n = lanes(one)
@@ -127,7 +129,7 @@ def store_row(source, target, dim, factor, kind, one):
             store_bfloat(target + c * 2, load_scalar(source + c * size, one) * factor)
 
 
-@helper
+@helper()
 def fill_zero(target, vectors, one):
     """``vectors`` whole vectors of zeros."""
     zero = splat(cast(0.0, one))
@@ -136,7 +138,7 @@ def fill_zero(target, vectors, one):
         store(target + c * width, zero)
 
 
-@helper
+@helper(types.boolean)
 def has_nonfinite(source, source_row, rows, vectors, one):
     """Whether an inf or NaN is among the rows: x * 0 is 0 for every finite x and NaN for the others."""
     width = vector_bytes(one)

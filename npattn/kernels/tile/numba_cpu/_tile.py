@@ -5,6 +5,8 @@ h0 + r // count and query i0 + r % count. Longer queries come as one head and up
 of a group with few queries (decoding) stand together in one block.
 """
 
+from numba import types
+
 from npattn.kernels._jit import helper
 from npattn.kernels._simd.exp import exp, exp_scalar, tanh
 from npattn.kernels._simd.hashing import drop, fold
@@ -19,6 +21,7 @@ from npattn.kernels._simd.vectors import (
     keep_bits,
     keep_where_equal,
     lanes,
+    lesser,
     load,
     load_int32,
     load_scalar,
@@ -38,7 +41,7 @@ R0 = 0x243F6A88
 R1 = 0x85A308D3
 
 
-@helper
+@helper(types.intp)
 def list_of(p, b, h):
     """The plan's list of batch element b and query head h."""
     b = b if p.list_batches > 1 else 0
@@ -46,7 +49,18 @@ def list_of(p, b, h):
     return load_int32(p.list_of + (b * p.list_heads + h) * 4)
 
 
-@helper
+@helper()
+def scale_rows(s, s_row, rows, vectors, factor, one):
+    """The tile times ``factor``."""
+    width = vector_bytes(one)
+    factors = splat(factor)
+    for r in range(rows):
+        for c in range(vectors):
+            at = s + r * s_row + c * width
+            store(at, mul(load(at, one), factors))
+
+
+@helper()
 def cap_rows(p, s, s_row, rows, vectors, capped, one):
     """softcap * tanh(logits / softcap) in place; also written to ``capped`` unless that is 0."""
     width = vector_bytes(one)
@@ -60,7 +74,7 @@ def cap_rows(p, s, s_row, rows, vectors, capped, one):
                 store(capped + at, value)
 
 
-@helper
+@helper(types.boolean)
 def add_bias(p, b, h0, heads, i0, count, j0, width_k, s, s_row, one):
     """Add the bias; returns whether some entry is -inf, which masks its pair whatever the logit is."""
     n = lanes(one)
@@ -90,7 +104,7 @@ def add_bias(p, b, h0, heads, i0, count, j0, width_k, s, s_row, one):
     return any_greater(splat(cast(-1.0, one)), lowest) or lowest_scalar < 0
 
 
-@helper
+@helper()
 def mask_interval(p, lst, i0, heads, count, j0, width_k, s, s_row, vectors, one):
     """-inf where not lo <= j < hi, and in the padding behind ``width_k`` keys."""
     n = lanes(one)
@@ -98,7 +112,7 @@ def mask_interval(p, lst, i0, heads, count, j0, width_k, s, s_row, vectors, one)
     ninfs = splat(cast(NEGATIVE_INFINITY, one))
     for ii in range(count):
         lo = load_int32(p.lo + lst * p.lo_row + (i0 + ii) * 4) - j0
-        hi = min(load_int32(p.hi + lst * p.lo_row + (i0 + ii) * 4) - j0, width_k)
+        hi = lesser(load_int32(p.hi + lst * p.lo_row + (i0 + ii) * 4) - j0, width_k)
         for hh in range(heads):
             t = s + (hh * count + ii) * s_row
             for c in range(vectors):
@@ -106,7 +120,7 @@ def mask_interval(p, lst, i0, heads, count, j0, width_k, s, s_row, vectors, one)
                     store(t + c * width, keep_between(load(t + c * width, one), ninfs, c * n, lo, hi))
 
 
-@helper
+@helper()
 def mask_bits(p, bitmap, i0, heads, count, width_k, s, s_row, vectors, one):
     """-inf where the bit of the pair is not set, and in the padding behind ``width_k`` keys."""
     n = lanes(one)
@@ -125,12 +139,14 @@ def mask_bits(p, bitmap, i0, heads, count, width_k, s, s_row, vectors, one):
                 store(t + c * width, value)
 
 
-@helper
+@helper(types.boolean)
 def finish_logits(
     p, b, lst, h0, heads, i0, count, j0, width_k, kind, bitmap, s, s_row, vectors, capped, one
 ):
     """Everything between q @ k.T and the softmax, in place; returns whether the tile holds masked pairs."""
     n = lanes(one)
+    if p.scale_after != 1.0:
+        scale_rows(s, s_row, heads * count, vectors, cast(p.scale_after, one), one)
     if p.has_softcap:
         cap_rows(p, s, s_row, heads * count, vectors, capped, one)
     partial = False
@@ -151,7 +167,7 @@ def finish_logits(
     return partial
 
 
-@helper
+@helper()
 def online_softmax(s, s_row, m, l_parts, acc, acc_row, acc_vectors, rows, vectors, one):
     """One step of the online softmax: logits become exp(logits - m); m, l and acc follow the new maximum.
 
@@ -171,7 +187,7 @@ def online_softmax(s, s_row, m, l_parts, acc, acc_row, acc_vectors, rows, vector
         old = load_scalar(m + r * size, one)
         part = load(l_parts + r * width, one)
         if any_greater(highest, splat(old)):
-            new = max(old, hmax(highest))
+            new = hmax(highest)  # above old in this branch
             if old > ninf:  # with nothing seen so far, acc and l are still zero
                 alpha = splat(exp_scalar(old - new))
                 part = mul(part, alpha)
@@ -188,13 +204,13 @@ def online_softmax(s, s_row, m, l_parts, acc, acc_row, acc_vectors, rows, vector
         store(l_parts + r * width, part)
 
 
-@helper
+@helper(types.int64)
 def row_word(p, start, b, h, i):
     """r0 (start R0) or r1 (start R1) of the dropout generator."""
     return fold(fold(fold(fold(fold(start, p.seed_lo), p.seed_hi), b), h), i)
 
 
-@helper
+@helper()
 def drop_rows(p, b, h0, heads, i0, count, j0, s, s_row, vectors, one):
     """Weights dropped or divided by 1 - dropout_p."""
     n = lanes(one)
@@ -210,7 +226,7 @@ def drop_rows(p, b, h0, heads, i0, count, j0, s, s_row, vectors, one):
                 store(at, drop(load(at, one), r0, r1, j0 + c * n, p.threshold, factor))
 
 
-@helper
+@helper()
 def note_visible(s, s_row, visible, rows, vectors, one):
     """visible = 0 where the logit is -inf, else 1: asked for only when a masked inf or NaN must not leak."""
     width = vector_bytes(one)
@@ -223,7 +239,7 @@ def note_visible(s, s_row, visible, rows, vectors, one):
             store(visible + at, keep_where_equal(load(s + at, one), ninf, zeros, ones))
 
 
-@helper
+@helper()
 def matmul_visible(a, visible, a_row, a_col, b, b_row, c, c_row, rows, vectors, depth, one):
     """C += A @ B over visible pairs only, so that 0 * NaN does not occur; slow, for tiles with garbage."""
     width = vector_bytes(one)
