@@ -17,7 +17,7 @@ def case(name):
 
 
 def agree(layer, numbers, ours, *inputs):
-    """Output, gradients of the inputs, and gradients under our names (``ours``: our name -> torch's array)."""
+    """Compare output and gradients; ``ours``: our name -> (torch's array, its gradient)."""
     parameters = {name: array for name, (array, _) in ours.items()}
     layer.load_parameters(parameters)
     y, pullback = layer.vjp(*inputs)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
+from numba.types import float32
 
 from npattn import _threads
 from npattn._typing import Array
@@ -61,7 +62,7 @@ _Q = tuple(F(c) for c in Q32)
 # --- flat: pieces [start, stop) of arrays at addresses ------------------------------------------------------
 
 
-@helper
+@helper("one")
 def _erf(x):
     x = maximum(splat(F(-4)), x)
     x = sub(splat(F(0)), maximum(splat(F(-4)), sub(splat(F(0)), x)))
@@ -75,13 +76,13 @@ def _erf(x):
     return div(mul(x, p), q)
 
 
-@helper
+@helper("one")
 def _sigmoid(x):
     return fma(tanh(mul(x, splat(F(0.5)))), splat(F(0.5)), splat(F(0.5)))
 
 
-@helper
-def _gelu(x, approximate):
+@helper("one")
+def _gelu(approximate, x):
     if approximate:
         u = mul(mul(fma(mul(x, x), splat(_CUBIC), splat(F(1))), x), splat(_ROOT))
         t = tanh(u)
@@ -91,8 +92,8 @@ def _gelu(x, approximate):
     return fma(half, t, half)
 
 
-@helper
-def _gelu_slope(x, approximate):
+@helper("one")
+def _gelu_slope(approximate, x):
     half = splat(F(0.5))
     z = mul(x, x)
     if approximate:
@@ -109,7 +110,7 @@ def _gelu_piece(x, y, start, stop, approximate):
     i = start
     while i < stop:
         i = min(i, stop - LANES)
-        store(y + 4 * i, _gelu(load(x + 4 * i, ONE), approximate))
+        store(y + 4 * i, _gelu(approximate, load(x + 4 * i, ONE)))
         i += LANES
 
 
@@ -118,7 +119,7 @@ def _gelu_backward_piece(dy, x, dx, start, stop, approximate):
     i = start
     while i < stop:
         i = min(i, stop - LANES)
-        store(dx + 4 * i, mul(load(dy + 4 * i, ONE), _gelu_slope(load(x + 4 * i, ONE), approximate)))
+        store(dx + 4 * i, mul(load(dy + 4 * i, ONE), _gelu_slope(approximate, load(x + 4 * i, ONE))))
         i += LANES
 
 
@@ -132,7 +133,7 @@ def _silu_piece(x, y, start, stop):
         i += LANES
 
 
-@helper
+@helper("one")
 def _silu_slope(x, s):
     return mul(s, fma(x, sub(splat(F(1)), s), splat(F(1))))
 
@@ -173,7 +174,7 @@ def _swiglu_backward_piece(dy, gate, up, dgate, dup, start, stop):
 # --- by rows: rows [start, stop) of n features --------------------------------------------------------------
 
 
-@helper
+@helper(float32)
 def _row_sum(x, n):
     acc = splat(F(0))
     whole = n - n % LANES
@@ -185,7 +186,7 @@ def _row_sum(x, n):
     return total
 
 
-@helper
+@helper(float32)
 def _row_square_sum(x, n, mean):
     acc = splat(F(0))
     shift = splat(mean)

@@ -1,4 +1,4 @@
-"""Write torch_numbers.npz: outputs and gradients of PyTorch's layers, for weights and inputs kept beside them.
+"""Write torch_numbers.npz: outputs and gradients of PyTorch's layers, beside their weights and inputs.
 
 Run once, with PyTorch 2.13, in an environment of its own:  python tests/nn/data/make_torch_numbers.py
 Keys are "<case>/<array>"; float64 throughout. A gradient has the name of its array with a leading "d".
