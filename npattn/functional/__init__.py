@@ -22,8 +22,15 @@ from npattn.functional.graph_attention import edge_softmax as edge_softmax
 from npattn.functional.graph_attention import edge_softmax_vjp as edge_softmax_vjp
 from npattn.functional.graph_attention import graph_attention as graph_attention
 from npattn.functional.graph_attention import graph_attention_vjp as graph_attention_vjp
+from npattn.functional.linear_attention import LinearAttentionGrads as LinearAttentionGrads
+from npattn.functional.linear_attention import LinearAttentionState as LinearAttentionState
+from npattn.functional.linear_attention import linear_attention as linear_attention
+from npattn.functional.linear_attention import linear_attention_step as linear_attention_step
+from npattn.functional.linear_attention import linear_attention_vjp as linear_attention_vjp
 from npattn.functional.loss import cross_entropy as cross_entropy
 from npattn.functional.loss import cross_entropy_vjp as cross_entropy_vjp
+from npattn.functional.merge import merge_attention as merge_attention
+from npattn.functional.merge import merge_attention_vjp as merge_attention_vjp
 from npattn.functional.norm import layer_norm as layer_norm
 from npattn.functional.norm import layer_norm_vjp as layer_norm_vjp
 from npattn.functional.norm import rms_norm as rms_norm
@@ -34,4 +41,6 @@ from npattn.functional.softmax import log_softmax as log_softmax
 from npattn.functional.softmax import log_softmax_vjp as log_softmax_vjp
 from npattn.functional.softmax import softmax as softmax
 from npattn.functional.softmax import softmax_vjp as softmax_vjp
+from npattn.functional.varlen import varlen_attention as varlen_attention
+from npattn.functional.varlen import varlen_attention_vjp as varlen_attention_vjp
 from npattn.kernels.contract import AttentionGrads as AttentionGrads
