@@ -1,1 +1,434 @@
+"""Backward kernels: five matrix products per pair of tiles, no atomics.
 
+Loop order: a work unit is one chunk of key tiles of one (batch element, key head). For each key tile it packs
+K^T (scaled) and V^T, clears dK and dV of the tile in scratch, and walks the group's query heads and the tile's
+query spans::
+
+    S  = Q K^T        P  = exp(S - m) / l
+    dP = dO V^T       dS = P * (dP - e)             e = delta - dlse, once per row in `row_units`
+    dV += P^T dO      dK += dS^T Q      dQ += dS K
+
+dK and dV of a tile belong to one unit. dQ belongs to a chunk: each chunk adds into a dQ of its own, and
+`reduce_units` adds the chunks in order. How many chunks there are depends on the problem, never on the
+threads, so the sums are made in one order whatever the machine does. P and dS are read down their columns for
+dV and dK (`_simd.matmul` takes any strides for A): nothing is transposed but K and V, once per key tile.
+
+dbias: where one unit sees every pair that a bias entry belongs to, dS is added to it on the way; a bias shared
+by batch elements or by heads of several units is served by `bias_units`, which recomputes S and dP (two more
+products), each unit owning the entries it adds to.
+"""
+
+from numba import types
+
+from npattn.kernels._jit import helper, jit
+from npattn.kernels._simd.exp import exp, exp_scalar
+from npattn.kernels._simd.hashing import drop
+from npattn.kernels._simd.matmul import matmul
+from npattn.kernels._simd.vectors import (
+    add,
+    cast,
+    fma,
+    hsum,
+    keep_where_equal,
+    lanes,
+    lesser,
+    load,
+    load_int32,
+    load_int64,
+    load_scalar,
+    mul,
+    scalar_bytes,
+    splat,
+    store,
+    store_scalar,
+    sub,
+    vector_bytes,
+)
+from npattn.kernels.tile.numba_cpu._params import params_at
+from npattn.kernels.tile.numba_cpu._rows import (
+    NEGATIVE_INFINITY,
+    copy_rows,
+    fill_zero,
+    has_nonfinite,
+    pack_transposed,
+    store_row,
+)
+from npattn.kernels.tile.numba_cpu._tile import (
+    R0,
+    R1,
+    finish_logits,
+    list_of,
+    matmul_visible,
+    note_visible,
+    row_word,
+    scale_rows,
+)
+
+
+@jit
+def row_units(address, first, stop, scratch, one):
+    """Per row: e = delta - dlse and 1 / l; per head: its share of dsinks. unit = b * heads_q + h."""
+    p = params_at(address)
+    n = lanes(one)
+    size = scalar_bytes(one)
+    width = vector_bytes(one)
+    vectors = (p.dim_v + n - 1) // n
+    v_row = vectors * width
+    zero = cast(0.0, one)
+    zeros = splat(zero)
+    dout = scratch
+    out = scratch + v_row
+    for unit in range(first, stop):
+        b = unit // p.heads_q
+        h = unit % p.heads_q
+        sink = cast(NEGATIVE_INFINITY, one)
+        if p.has_sinks:
+            sink = load_scalar(p.sinks + h * size, one)
+        dsink = 0.0
+        for i in range(p.len_q):
+            source = p.dout + b * p.dout_b + h * p.dout_h + i * p.dout_i
+            copy_rows(source, 0, dout, 0, 1, p.dim_v, p.kind, one)
+            source = p.out + b * p.out_b + h * p.out_h + i * p.out_i
+            copy_rows(source, 0, out, 0, 1, p.dim_v, p.kind, one)
+            total = zeros
+            for c in range(vectors):
+                value = load(out + c * width, one)
+                term = mul(value, load(dout + c * width, one))
+                total = add(total, keep_where_equal(value, zero, zeros, term))
+            e = hsum(total)
+            if p.dlse != 0:
+                e = e - load_scalar(p.dlse + b * p.dlse_b + h * p.dlse_h + i * p.dlse_i, one)
+            at = (unit * p.len_q + i) * size
+            l = load_scalar(p.l + at, one)
+            inverse = cast(1.0, one) / l if l != zero else zero
+            store_scalar(p.e + at, e)
+            store_scalar(p.rl + at, inverse)
+            if sink != NEGATIVE_INFINITY and inverse != zero:
+                dsink -= exp_scalar(sink - load_scalar(p.m + at, one)) * inverse * e
+        if p.has_sinks:
+            store_scalar(p.dsinks + unit * 8, dsink)
+
+
+@helper()
+def weights_and_grads(p, b, h, i0, count, j0, vectors, s, dp, s_row, masked, factor, one):
+    """Logits become dropped weights P, dP becomes factor * dS.
+
+    ``masked``: some logits are -inf, and 0 * NaN must not come of them.
+    """
+    n = lanes(one)
+    size = scalar_bytes(one)
+    width = vector_bytes(one)
+    ninf = cast(NEGATIVE_INFINITY, one)
+    zeros = splat(cast(0.0, one))
+    ones = splat(cast(1.0, one))
+    factors = splat(factor)
+    keep_factor = cast(p.keep_factor, one)
+    for ii in range(count):
+        at = ((b * p.heads_q + h) * p.len_q + i0 + ii) * size
+        m = splat(load_scalar(p.m + at, one))
+        rl = splat(load_scalar(p.rl + at, one))
+        e = splat(load_scalar(p.e + at, one))
+        sr = s + ii * s_row
+        dr = dp + ii * s_row
+        if p.has_dropout:
+            r0 = row_word(p, R0, b, h, i0 + ii)
+            r1 = row_word(p, R1, b, h, i0 + ii)
+            for c in range(vectors):
+                keep = drop(ones, r0, r1, j0 + c * n, p.threshold, keep_factor)
+                x = load(sr + c * width, one)
+                weight = mul(exp(sub(x, m)), rl)
+                ds = mul(mul(weight, factors), sub(mul(load(dr + c * width, one), keep), e))
+                store(sr + c * width, keep_where_equal(x, ninf, zeros, mul(weight, keep)))
+                store(dr + c * width, keep_where_equal(x, ninf, zeros, ds))
+        elif masked:
+            for c in range(vectors):
+                x = load(sr + c * width, one)
+                weight = mul(exp(sub(x, m)), rl)
+                ds = mul(mul(weight, factors), sub(load(dr + c * width, one), e))
+                store(sr + c * width, keep_where_equal(x, ninf, zeros, weight))
+                store(dr + c * width, keep_where_equal(x, ninf, zeros, ds))
+        else:
+            for c in range(vectors):
+                weight = mul(exp(sub(load(sr + c * width, one), m)), rl)
+                ds = mul(mul(weight, factors), sub(load(dr + c * width, one), e))
+                store(sr + c * width, weight)
+                store(dr + c * width, ds)
+
+
+@helper()
+def add_dbias(p, b, h, i0, count, j0, width_k, ds, s_row, one):
+    """Add dS to the entries of dbias that its pairs share; dbias_j is one element, or 0 where keys share."""
+    n = lanes(one)
+    size = scalar_bytes(one)
+    width = vector_bytes(one)
+    whole = width_k // n
+    for ii in range(count):
+        target = p.dbias + b * p.dbias_b + h * p.dbias_h + (i0 + ii) * p.dbias_i + j0 * p.dbias_j
+        row = ds + ii * s_row
+        if p.dbias_j == 0:
+            total = splat(cast(0.0, one))
+            for c in range(whole):
+                total = add(total, load(row + c * width, one))
+            value = hsum(total)
+            for j in range(whole * n, width_k):
+                value += load_scalar(row + j * size, one)
+            store_scalar(target, load_scalar(target, one) + value)
+        else:
+            for c in range(whole):
+                at = target + c * width
+                store(at, add(load(at, one), load(row + c * width, one)))
+            for j in range(whole * n, width_k):
+                at = target + j * size
+                store_scalar(at, load_scalar(at, one) + load_scalar(row + j * size, one))
+
+
+@helper()
+def uncap(p, ds, capped, s_row, rows, vectors, factor, one):
+    """d of softcap: dS times factor * (1 - (capped / softcap)**2)."""
+    width = vector_bytes(one)
+    inverse = splat(cast(1.0 / p.softcap, one))
+    ones = splat(cast(1.0, one))
+    minus = splat(cast(-1.0, one))
+    factors = splat(factor)
+    for r in range(rows):
+        for c in range(vectors):
+            at = r * s_row + c * width
+            t = mul(load(capped + at, one), inverse)
+            slope = fma(mul(t, minus), t, ones)
+            store(ds + at, mul(mul(load(ds + at, one), factors), slope))
+
+
+@helper(types.boolean)
+def tile_gradients(
+    p, b, h, lst, row, tile, kind, bitmap, q, q_row, do, do_row, kt, vt, s, dp, capped, factor, one
+):
+    """S and dP of one pair of tiles, then P and factor * dS in their place; returns whether pairs are masked."""
+    n = lanes(one)
+    size = scalar_bytes(one)
+    i0 = row * p.tile_q
+    count = lesser(p.tile_q, p.len_q - i0)
+    j0 = tile * p.tile_k
+    width_k = lesser(p.tile_k, p.len_k - j0)
+    vectors = (width_k + n - 1) // n
+    s_row = p.tile_k * size
+    matmul(q, q_row, size, kt, s_row, s, s_row, count, vectors, p.dim, False, one)
+    matmul(do, do_row, size, vt, s_row, dp, s_row, count, vectors, p.dim_v, False, one)
+    masked = finish_logits(
+        p, b, lst, h, 1, i0, count, j0, width_k, kind, bitmap, s, s_row, vectors, capped, one
+    )
+    if masked:
+        note_visible(s, s_row, capped + p.tile_q * s_row, count, vectors, one)
+    weights_and_grads(p, b, h, i0, count, j0, vectors, s, dp, s_row, masked, factor, one)
+    return masked
+
+
+@helper()
+def key_tile(p, b, g, chunk, tile, scratch, one):
+    """dK and dV of one key tile, and its share of dQ."""
+    n = lanes(one)
+    size = scalar_bytes(one)
+    width = vector_bytes(one)
+    q_vectors = (p.dim + n - 1) // n
+    v_vectors = (p.dim_v + n - 1) // n
+    q_row = q_vectors * width
+    v_row = v_vectors * width
+    s_row = p.tile_k * size
+    square = p.tile_q * s_row
+    s = scratch
+    dp = s + square
+    capped = dp + square
+    visible = capped + square
+    kt = visible + square
+    vt = kt + p.dim * s_row
+    dk = vt + p.dim_v * s_row
+    dv = dk + p.tile_k * q_row
+    q_copy = dv + p.tile_k * v_row
+    do_copy = q_copy + p.tile_q * q_row
+    k_copy = do_copy + p.tile_q * v_row
+
+    j0 = tile * p.tile_k
+    width_k = lesser(p.tile_k, p.len_k - j0)
+    k = p.k + b * p.k_b + g * p.k_h + j0 * p.k_j
+    pack_transposed(k, p.k_j, kt, s_row, width_k, p.dim, cast(p.scale_before, one), p.kind, one)
+    v = p.v + b * p.v_b + g * p.v_h + j0 * p.v_j
+    pack_transposed(v, p.v_j, vt, s_row, width_k, p.dim_v, cast(1.0, one), p.kind, one)
+    k_row = p.k_j
+    if p.kind != 0 or p.dim != q_vectors * n:
+        copy_rows(k, p.k_j, k_copy, q_row, width_k, p.dim, p.kind, one)
+        k = k_copy
+        k_row = q_row
+    fill_zero(dk, width_k * q_vectors, one)
+    fill_zero(dv, width_k * v_vectors, one)
+    k_checked = False
+    k_garbage = False
+    scale = cast(p.scale_before, one)
+    late = p.has_bias or p.has_softcap  # the scale must wait until dbias has its share
+
+    for h in range(g * p.group, (g + 1) * p.group):
+        lst = list_of(p, b, h)
+        ptr = p.col_ptr + (lst * (p.num_cols + 1) + tile) * 4
+        for span in range(load_int32(ptr), load_int32(ptr + 4)):
+            kind = load_int32(p.col_kind + span * 4)
+            bitmap = load_int32(p.col_bits + span * 4)
+            for row in range(load_int32(p.col_first + span * 4), load_int32(p.col_stop + span * 4)):
+                i0 = row * p.tile_q
+                count = lesser(p.tile_q, p.len_q - i0)
+                q = p.q + b * p.q_b + h * p.q_h + i0 * p.q_i
+                if p.kind != 0 or p.q_i != q_row or p.dim != q_vectors * n:
+                    copy_rows(q, p.q_i, q_copy, q_row, count, p.dim, p.kind, one)
+                    q = q_copy
+                do = p.dout + b * p.dout_b + h * p.dout_h + i0 * p.dout_i
+                if p.kind != 0 or p.dout_i != v_row or p.dim_v != v_vectors * n:
+                    copy_rows(do, p.dout_i, do_copy, v_row, count, p.dim_v, p.kind, one)
+                    do = do_copy
+                masked = tile_gradients(
+                    p, b, h, lst, row, tile, kind, bitmap, q, q_row, do, v_row, kt, vt, s, dp, capped,
+                    cast(1.0, one) if late else scale, one,
+                )  # fmt: skip
+                vectors = (width_k + n - 1) // n
+                if late:
+                    if p.dbias != 0:
+                        add_dbias(p, b, h, i0, count, j0, width_k, dp, s_row, one)
+                    if p.has_softcap:
+                        uncap(p, dp, capped, s_row, count, vectors, scale, one)
+                    else:
+                        scale_rows(dp, s_row, count, vectors, scale, one)
+                garbage = False
+                if masked:
+                    if not k_checked:
+                        k_garbage = has_nonfinite(k, k_row, width_k, q_vectors, one)
+                        k_checked = True
+                    garbage = k_garbage or has_nonfinite(q, q_row, count, q_vectors, one)
+                    garbage = garbage or has_nonfinite(do, v_row, count, v_vectors, one)
+                dq = p.dq + (((chunk * p.batch + b) * p.heads_q + h) * p.len_q + i0) * p.dq_row
+                if garbage:
+                    matmul_visible(s, visible, size, s_row, do, v_row, dv, v_row, width_k, v_vectors, count, one)
+                    matmul_visible(dp, visible, size, s_row, q, q_row, dk, q_row, width_k, q_vectors, count, one)
+                    matmul_visible(
+                        dp, visible, s_row, size, k, k_row, dq, p.dq_row, count, q_vectors, width_k, one
+                    )
+                else:
+                    matmul(s, size, s_row, do, v_row, dv, v_row, width_k, v_vectors, count, True, one)
+                    matmul(dp, size, s_row, q, q_row, dk, q_row, width_k, q_vectors, count, True, one)
+                    matmul(dp, s_row, size, k, k_row, dq, p.dq_row, count, q_vectors, width_k, True, one)
+
+    item = size if p.kind == 0 else 2
+    after = cast(p.scale_after, one)
+    unit = cast(1.0, one)
+    for j in range(width_k):
+        at = (b * p.heads_kv + g) * p.len_k + j0 + j
+        store_row(dk + j * q_row, p.dk + at * p.dim * item, p.dim, after, p.kind, one)
+        store_row(dv + j * v_row, p.dv + at * p.dim_v * item, p.dim_v, unit, p.kind, one)
+
+
+@jit
+def key_units(address, first, stop, scratch, one):
+    """dK, dV and the chunks' dQ; unit = chunk * (batch * heads_kv) + b * heads_kv + g."""
+    p = params_at(address)
+    pairs = p.batch * p.heads_kv
+    for unit in range(first, stop):
+        chunk = unit // pairs
+        pair = unit % pairs
+        b = pair // p.heads_kv
+        g = pair % p.heads_kv
+        start = p.chunk_start + chunk * 8
+        for tile in range(load_int64(start), load_int64(start + 8)):
+            key_tile(p, b, g, chunk, tile, scratch, one)
+
+
+@jit
+def reduce_units(address, first, stop, scratch, one):
+    """dQ: the chunks' shares added in order and rounded into the result; unit = b * heads_q + h."""
+    p = params_at(address)
+    n = lanes(one)
+    width = vector_bytes(one)
+    vectors = (p.dim + n - 1) // n
+    item = scalar_bytes(one) if p.kind == 0 else 2
+    after = cast(p.scale_after, one)
+    chunk_bytes = p.batch * p.heads_q * p.len_q * p.dq_row
+    for unit in range(first, stop):
+        for chunk in range(1, p.chunks):
+            # only the query tiles this chunk reached: the rest of its dQ was never touched
+            start = load_int64(p.reach + chunk * 16) * p.tile_q
+            end = lesser(load_int64(p.reach + chunk * 16 + 8) * p.tile_q, p.len_q)
+            for i in range(start, end):
+                at = p.dq + (unit * p.len_q + i) * p.dq_row
+                for c in range(vectors):
+                    total = add(load(at + c * width, one), load(at + chunk * chunk_bytes + c * width, one))
+                    store(at + c * width, total)
+        if p.dq_out != p.dq:
+            for i in range(p.len_q):
+                at = unit * p.len_q + i
+                store_row(p.dq + at * p.dq_row, p.dq_out + at * p.dim * item, p.dim, after, p.kind, one)
+
+
+@jit
+def bias_units(address, first, stop, scratch, one):
+    """dbias of a bias that several (batch element, key head) pairs share.
+
+    unit = (bb * dbias_heads + hb) * rows + row over the bias's own batch and head axes, with rows = 1 where
+    queries share an entry. A unit adds up everything its entries belong to, in a fixed order.
+    """
+    p = params_at(address)
+    n = lanes(one)
+    size = scalar_bytes(one)
+    width = vector_bytes(one)
+    q_vectors = (p.dim + n - 1) // n
+    v_vectors = (p.dim_v + n - 1) // n
+    q_row = q_vectors * width
+    v_row = v_vectors * width
+    s_row = p.tile_k * size
+    square = p.tile_q * s_row
+    s = scratch
+    dp = s + square
+    capped = dp + square
+    kt = capped + 2 * square
+    vt = kt + p.dim * s_row
+    q = vt + p.dim_v * s_row
+    do = q + p.tile_q * q_row
+    rows = p.num_rows if p.dbias_i != 0 else 1
+    for unit in range(first, stop):
+        bb = unit // rows // p.dbias_heads
+        hb = unit // rows % p.dbias_heads
+        row_first = unit % rows
+        row_stop = row_first + 1
+        if p.dbias_i == 0:
+            row_stop = p.num_rows
+        b_first = bb if p.dbias_batches > 1 else 0
+        b_stop = bb + 1 if p.dbias_batches > 1 else p.batch
+        h_first = hb if p.dbias_heads > 1 else 0
+        h_stop = hb + 1 if p.dbias_heads > 1 else p.heads_q
+        for b in range(b_first, b_stop):
+            for h in range(h_first, h_stop):
+                lst = list_of(p, b, h)
+                for row in range(row_first, row_stop):
+                    i0 = row * p.tile_q
+                    count = lesser(p.tile_q, p.len_q - i0)
+                    source = p.q + b * p.q_b + h * p.q_h + i0 * p.q_i
+                    copy_rows(source, p.q_i, q, q_row, count, p.dim, p.kind, one)
+                    source = p.dout + b * p.dout_b + h * p.dout_h + i0 * p.dout_i
+                    copy_rows(source, p.dout_i, do, v_row, count, p.dim_v, p.kind, one)
+                    ptr = p.row_ptr + (lst * (p.num_rows + 1) + row) * 4
+                    for span in range(load_int32(ptr), load_int32(ptr + 4)):
+                        kind = load_int32(p.row_kind + span * 4)
+                        bitmap = load_int32(p.row_bits + span * 4)
+                        for tile in range(
+                            load_int32(p.row_first + span * 4), load_int32(p.row_stop + span * 4)
+                        ):
+                            j0 = tile * p.tile_k
+                            width_k = lesser(p.tile_k, p.len_k - j0)
+                            g = h // p.group
+                            k = p.k + b * p.k_b + g * p.k_h + j0 * p.k_j
+                            before = cast(p.scale_before, one)
+                            pack_transposed(k, p.k_j, kt, s_row, width_k, p.dim, before, p.kind, one)
+                            v = p.v + b * p.v_b + g * p.v_h + j0 * p.v_j
+                            unity = cast(1.0, one)
+                            pack_transposed(v, p.v_j, vt, s_row, width_k, p.dim_v, unity, p.kind, one)
+                            tile_gradients(
+                                p, b, h, lst, row, tile, kind, bitmap, q, q_row, do, v_row, kt, vt, s, dp, capped,
+                                unity, one,
+                            )  # fmt: skip
+                            add_dbias(p, b, h, i0, count, j0, width_k, dp, s_row, one)
+
+
+__all__ = ["bias_units", "key_units", "reduce_units", "row_units"]

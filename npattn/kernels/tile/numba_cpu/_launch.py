@@ -148,4 +148,116 @@ def backward(
     sinks: Array | None,
 ) -> AttentionGrads:
     """See ``kernels.contract.Implementation``."""
-    raise NotImplementedError
+    batch, heads_q, heads_kv = problem.batch, problem.heads_q, problem.heads_kv
+    len_q, len_k, dim, dim_v = problem.len_q, problem.len_k, problem.head_dim, problem.head_dim_v
+    one = _one(problem.dtype)
+    accumulation = accumulation_dtype(problem.dtype)
+    size, width = accumulation.itemsize, 4 * _host.WIDTH
+    q_row, v_row = _round_up(dim * size, width), _round_up(dim_v * size, width)
+
+    dk = np.empty((batch, heads_kv, len_k, dim), problem.dtype)
+    dv = np.empty((batch, heads_kv, len_k, dim_v), problem.dtype)
+    dbias = None if bias is None else np.zeros(bias.shape, accumulation)
+    dsinks = None if sinks is None else np.zeros((batch, heads_q))
+    if batch == 0 or heads_q == 0 or len_q == 0 or len_k == 0:
+        dk[...] = 0
+        dv[...] = 0
+        if len_k or sinks is None or dlse is None or not l.size:
+            dq = np.zeros((batch, heads_q, len_q, dim), problem.dtype)
+            total = None if sinks is None else np.zeros(heads_q, accumulation)
+            return AttentionGrads(dq, dk, dv, dbias, total)
+
+    fields = describe(problem, plan)
+    for name, array, axes in (
+        ("q", q, "bhi"),
+        ("k", k, "bhj"),
+        ("v", v, "bhj"),
+        ("out", out, "bhi"),
+        ("dout", dout, "bhi"),
+    ):
+        place(fields, name, array, axes)
+    m = np.ascontiguousarray(m, accumulation)
+    l = np.ascontiguousarray(l, accumulation)
+    e, rl = np.empty_like(m), np.empty_like(m)
+    for name, array in (("m", m), ("l", l), ("e", e), ("rl", rl), ("dk", dk), ("dv", dv)):
+        fields[name] = _jit.address(array)
+    if dlse is not None:
+        dlse = np.asarray(dlse, accumulation)
+        place(fields, "dlse", dlse, "bhi")
+    if sinks is not None:
+        sinks = np.ascontiguousarray(sinks, accumulation)
+        fields["sinks"], fields["dsinks"] = _jit.address(sinks), _jit.address(dsinks)
+
+    pairs = batch * heads_kv
+    starts, reach = _key_chunks(plan, pairs)
+    chunks = len(starts) - 1
+    fields["chunks"], fields["chunk_start"], fields["reach"] = chunks, _jit.address(starts), _jit.address(reach)
+    straight = fields["kind"] == 0 and q_row == dim * size and fields["scale_after"] == 1.0
+    if straight and chunks == 1:
+        dq_out = np.zeros((batch, heads_q, len_q, dim), problem.dtype)
+        dq = dq_out
+    else:
+        dq_out = np.empty((batch, heads_q, len_q, dim), problem.dtype)
+        dq = np.zeros((chunks, batch, heads_q, len_q, q_row // size), accumulation)
+    fields["dq"], fields["dq_row"], fields["dq_out"] = _jit.address(dq), q_row, _jit.address(dq_out)
+
+    own_bias_pass = False
+    if bias is not None:
+        bias, fields["bias_kind"] = _bias_in(bias, problem.dtype)
+        place(fields, "bias", bias, "bhij")
+        own_bias_pass = (bias.shape[0] == 1 and batch > 1) or (bias.shape[1] == 1 and heads_kv > 1)
+        own_bias_pass = own_bias_pass or chunks > 1
+        place(fields, "dbias", dbias, "bhij")
+        fields["dbias_batches"], fields["dbias_heads"] = bias.shape[:2]
+
+    tiles = _visible_tiles(plan) * min(TILE_Q, len_q) * min(TILE_K, len_k)
+    work = tiles * (3 * dim + 2 * dim_v) * batch * heads_q // plan.row_ptr.shape[0]
+    threads = _threads.get_num_threads() if work >= _SERIAL else 1
+    most = 8 * threads if threads > 1 else 1
+    scratch_bytes = TILE_Q * (4 * TILE_K * size + q_row + v_row)
+    scratch_bytes += TILE_K * (dim * size + dim_v * size + 2 * q_row + v_row)
+    keys_record = pack({**fields, "dbias": 0} if own_bias_pass else fields)
+    record = pack(fields)
+
+    def phase(kernel: Any, units: int, items: int, where: int) -> None:
+        def work_item(item: tuple[int, int]) -> None:
+            kernel(where, item[0], item[1], _threads.scratch(scratch_bytes), one)
+
+        _threads.run(work_item, _ranges(units, min(items, most)))
+
+    where = ctypes.addressof(record)
+    phase(_backward.row_units, batch * heads_q, batch * heads_q * len_q * dim_v // 50_000, where)
+    phase(_backward.key_units, chunks * pairs, max(1, work // _ITEM), ctypes.addressof(keys_record))
+    if dq_out is not dq:
+        phase(_backward.reduce_units, batch * heads_q, dq.size // 50_000, where)
+    if own_bias_pass:
+        units = dbias.shape[0] * dbias.shape[1] * (fields["num_rows"] if fields["dbias_i"] else 1)
+        phase(_backward.bias_units, units, max(1, work // _ITEM), where)
+    total = None if dsinks is None else dsinks.sum(0).astype(accumulation)
+    return AttentionGrads(dq_out, dk, dv, dbias, total)
+
+
+def _key_chunks(plan: TilePlan, pairs: int) -> tuple[Array, Array]:
+    """(first key tile of each chunk and the end, (first, stop) query tile each chunk reaches).
+
+    With few (batch element, key head) pairs the key tiles are cut, at equal numbers of visible tiles, into as
+    many chunks as give some thirty units, eight at most: each has a dQ of its own. Fixed by the problem.
+    """
+    cols = plan.col_ptr.shape[1] - 1
+    chunks = max(1, min(8, -(-32 // pairs), cols // 8))
+    if chunks == 1:
+        return np.array([0, cols], np.int64), np.zeros((1, 2), np.int64)
+    lengths = np.concatenate([[0], np.cumsum(plan.col_stop - plan.col_first, dtype=np.int64)])
+    cost = np.zeros(cols, np.int64)
+    for ptr in plan.col_ptr:
+        cost += lengths[ptr[1:]] - lengths[ptr[:-1]]
+    total = np.cumsum(cost)
+    inner = np.searchsorted(total, total[-1] * np.arange(1, chunks) / chunks)
+    starts = np.concatenate([[0], inner, [cols]]).astype(np.int64)
+    reach = np.zeros((chunks, 2), np.int64)
+    for c in range(chunks):
+        spans = [slice(ptr[starts[c]], ptr[starts[c + 1]]) for ptr in plan.col_ptr]
+        firsts = [int(plan.col_first[s].min()) for s in spans if s.stop > s.start]
+        stops = [int(plan.col_stop[s].max()) for s in spans if s.stop > s.start]
+        reach[c] = (min(firsts), max(stops)) if firsts else (0, 0)
+    return starts, reach

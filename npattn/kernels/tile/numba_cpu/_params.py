@@ -32,7 +32,7 @@ INTEGERS: Final = (
     # results of the backward pass and what it keeps between its phases
     "dq dq_row dk dv dbias dbias_b dbias_h dbias_i dbias_j dbias_heads dbias_batches e rl dsinks dq_out "
     # how the work is cut
-    "chunks chunk_start heads_together"
+    "chunks chunk_start reach heads_together"
 ).split()
 FLOATS: Final = "scale_before scale_after softcap keep_factor".split()
 
