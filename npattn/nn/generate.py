@@ -145,11 +145,17 @@ def stream(
     stops = np.unique(np.asarray([] if stop is None else stop, np.int64))
     generators = _generators(seed, batch) if temperature > 0 else [None] * batch
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    # the last token is never fed back
+    fed_back = max(max_new_tokens - 1, 0)
+    needed = int(real.max(initial=0)) + fed_back
+    past = 0 if cache is None else int(cache.lengths.max(initial=0))
+    limit = getattr(model, "max_length", None)
+    if limit is not None and past + needed > limit:
+        raise ValueError(f"{past + needed} positions would be needed, but the model has only {limit}")
     if cache is None:
-        # the last token is never fed back; the rightmost one of the longest prompt counts
-        cache = model.new_cache(batch, int(real.max(initial=0)) + max(max_new_tokens - 1, 0))
+        cache = model.new_cache(batch, needed)
     ragged = None if bool((real == length).all()) else real
-    cache.check_room(length, ragged)
+    cache.check_room(length + fed_back, real + fed_back)
     seen = [set(row[:count].tolist()) for row, count in zip(prompts, real, strict=True)]
 
     def tokens() -> Iterator[Array]:

@@ -78,12 +78,12 @@ def main() -> None:
                 arrays["plain"] = model(ids).last_hidden_state.numpy()
             else:
                 arrays["logits"] = model(ids).logits.numpy()
-                arrays["greedy"] = model.generate(
-                    ids, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0
-                ).numpy()
-                arrays["penalised"] = model.generate(
-                    ids, max_new_tokens=12, do_sample=False, repetition_penalty=1.7, eos_token_id=None, pad_token_id=0
-                ).numpy()
+                # without the mask, generate takes every token 0 of a prompt for padding
+                options = {"attention_mask": torch.ones_like(ids), "pad_token_id": 0, "eos_token_id": None}
+                for key, penalty in (("greedy", 1.0), ("penalised", 1.7)):
+                    arrays[key] = model.generate(
+                        ids, max_new_tokens=12, do_sample=False, repetition_penalty=penalty, **options
+                    ).numpy()
         np.savez_compressed(folder / "expected.npz", **arrays)
 
 
