@@ -1,8 +1,8 @@
 """A transformer encoder end to end, and what its heads look at: summary, distance, agreement, rollout.
 
-The encoder is new, so its heads have learned nothing; the numbers show what to expect of chance. Take a trained
-model instead, `npattn.models.Bert.from_pretrained(folder)`: it has the same methods. With `--save FOLDER` the
-pictures and an HTML page to hover in are written.
+The encoder is new, so its heads have learned nothing; the numbers show what to expect of chance. A trained
+model, `npattn.models.Bert.from_pretrained(folder)`, has the same methods. With `--save FOLDER` pictures and a
+HTML page to hover in are written.
 
     python examples/encoder_patterns.py
 """

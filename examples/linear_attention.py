@@ -44,9 +44,8 @@ def main():
 
     # It is not an approximation of softmax attention; a model is trained with one or the other.
     softmax = npattn.attention(q, k, v)
-    print(
-        f"from softmax attention it is {abs(linear - softmax).mean():.2f} away, of a size of {abs(softmax).mean():.2f}"
-    )
+    distance, size = abs(linear - softmax).mean(), abs(softmax).mean()
+    print(f"from softmax attention it is {distance:.2f} away on the mean, of a size of {size:.2f}")
 
     print(
         f"\n{'tokens':>8} {'softmax':>10} {'linear':>10} ms    {'softmax':>10} {'linear':>10} GFLOP, 4 x 64"

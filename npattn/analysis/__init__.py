@@ -8,4 +8,5 @@ from npattn.analysis.distance import distance_profile as distance_profile
 from npattn.analysis.heads import HeadSummary as HeadSummary
 from npattn.analysis.heads import head_agreement as head_agreement
 from npattn.analysis.heads import head_summary as head_summary
+from npattn.analysis.layers import layer_cost as layer_cost
 from npattn.analysis.rollout import rollout as rollout
