@@ -41,6 +41,8 @@ from npattn.functional.softmax import log_softmax as log_softmax
 from npattn.functional.softmax import log_softmax_vjp as log_softmax_vjp
 from npattn.functional.softmax import softmax as softmax
 from npattn.functional.softmax import softmax_vjp as softmax_vjp
+from npattn.functional.statistics import AttentionStats as AttentionStats
+from npattn.functional.statistics import attention_stats as attention_stats
 from npattn.functional.varlen import varlen_attention as varlen_attention
 from npattn.functional.varlen import varlen_attention_vjp as varlen_attention_vjp
 from npattn.kernels.contract import AttentionGrads as AttentionGrads

@@ -20,6 +20,10 @@ EDGE: Final = {
     "numba": "npattn.kernels.edge.numba_cpu",
     "numpy": "npattn.kernels.edge.numpy_segment",
 }
+STATS: Final = {
+    "numba": "npattn.kernels.stats.numba_cpu",
+    "numpy": "npattn.kernels.stats.numpy_tiled",
+}
 _GPU_ONLY: Final = ("cupy",)
 _CPU_ONLY: Final = ("numba",)
 _INSTALL: Final = {
@@ -38,7 +42,7 @@ def select(family: dict[str, str], problem: Any, on_gpu: bool, backend: str) -> 
     Parameters
     ----------
     family : dict
-        ``TILE`` or ``EDGE``: backend name -> module, fastest first.
+        ``TILE``, ``EDGE`` or ``STATS``: backend name -> module, fastest first.
     problem : Problem
         Passed to each module's ``supports``.
     on_gpu : bool
@@ -108,4 +112,4 @@ def load(path: str) -> tuple[Any, str | None]:
         return None, f"importing it failed with {type(error).__name__}: {error}"
 
 
-__all__ = ["EDGE", "TILE", "BackendError", "load", "reasons", "select"]
+__all__ = ["EDGE", "STATS", "TILE", "BackendError", "load", "reasons", "select"]

@@ -1,0 +1,1 @@
+"""Statistics of attention weights without the matrix of weights: contract, NumPy, Numba."""
