@@ -39,8 +39,8 @@ def check_vjp(
     names : sequence of str, optional
         For the messages.
     rtol : float, default 1e-6
-        Relative tolerance. To it the rounding error of the difference quotient is added (a few eps · |c| ·
-        |f| / step), so that gradients that are exactly 0 can be checked too.
+        Relative tolerance. To it the rounding error of the difference quotient is added (a few
+        ``eps · |c| · |f| / step``), so that gradients that are exactly 0 can be checked too.
     step : float, default 1e-5
         h above.
     seed : int, default 0
