@@ -93,7 +93,7 @@ def backward(
     items = len(plan.row_items)
     for call in _calls(problem, plan, arrays):
         heads = call.heads.stop - call.heads.start
-        edge_pairs = np.empty((problem.num_edges, 2, heads), acc)
+        edge_pairs = np.empty((problem.num_edges, 2, len(call.pairs)), acc)
         att_items = np.empty((items, heads, problem.head_dim), acc) if datt is not None else None
         weight_items = np.zeros((items, problem.edge_dim, call.edge_width), acc)
         features = None if dfeatures is None else np.empty_like(dfeatures)
@@ -167,19 +167,20 @@ def _set_rows(call: Call, **arrays: Array | None) -> None:
 
 
 def _run_parts(walk: Any, call: Call, items: Array, hubs: _Hubs) -> None:
-    one, record = call.dtype.type(1), address(call.record)
+    record = address(call.record)
 
     def work(item: int) -> None:
-        walk(record, item, int(hubs.row_of_item[item]), _threads.scratch(call.scratch_size), one)
+        scratch = _threads.scratch(call.scratch_size)
+        walk(record, item, int(hubs.row_of_item[item]), scratch, call.pairs, call.one)
 
     _threads.run(work, list(range(len(items))))
 
 
 def _run(walk: Any, call: Call, items: int) -> None:
-    one, record = call.dtype.type(1), address(call.record)
+    record = address(call.record)
 
     def work(item: int) -> None:
-        walk(record, item, _threads.scratch(call.scratch_size), one)
+        walk(record, item, _threads.scratch(call.scratch_size), call.pairs, call.one)
 
     _threads.run(work, list(range(items)))
 

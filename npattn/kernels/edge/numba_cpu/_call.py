@@ -23,13 +23,12 @@ SCORES: Final = {"dot": DOT, "additive": ADDITIVE, "dynamic": DYNAMIC}
 CHUNK: Final = 64
 
 _PROBLEM = (
-    "score heads heads_padded heads_log head_dim head_dim_v edge_dim has_bias has_softcap has_dropout is_masked "
+    "score heads head_dim head_dim_v edge_dim has_bias has_softcap has_dropout is_masked "
     "needs_edges threshold constants hash_0 hash_1"
 )
 _PLAN = "row_ptr row_source row_edge row_items col_ptr col_target col_slot col_items"
 _INPUTS = (
-    "q q_node k k_node v v_node att bias bias_edge features edge_weight edge_row out m l m_node dout "
-    "query_heads key_heads value_heads bias_heads att_heads "  # byte offset of each lane's head
+    "q q_node k k_node v v_node att bias bias_edge bias_head features edge_weight edge_row out m l m_node dout "
     "key_units key_blocks key_tail value_units value_blocks value_tail"
 )
 _OUTPUTS = (
@@ -39,8 +38,7 @@ _OUTPUTS = (
 _SCRATCH = (
     "logits weights inner ds spare_pairs "  # a chunk's pairs
     "key_rows value_rows bias_rows edges visible_rows "  # a chunk's int64 lists
-    "key_lanes query_lanes value_lanes dout_lanes bias_lanes att_lanes "  # addresses, one per lane
-    "edge_high edge_low alpha alpha_2 m_lanes l_lanes spare "  # one vector each
+    "alpha alpha_2 spare "  # one vector each
     "visible_weights acc acc_2 key_buffer value_buffer edge_gradient"
 )
 _NAMES = " ".join((_PROBLEM, _PLAN, _INPUTS, _OUTPUTS, _SCRATCH)).split()
@@ -60,7 +58,8 @@ class Call:
         row_dim, row_dim_v = problem.heads * problem.head_dim, problem.heads * problem.head_dim_v
         self.record = np.zeros(1, CALL)
         self.keep: list[Any] = [plan, arrays]
-        self.dtype = dtype
+        self.one = dtype.type(1)
+        self.pairs = (False,) * padded  # its length tells the kernels how many lanes an edge takes
         self.heads = slice(first_head, first_head + heads)
         head = np.minimum(np.arange(width) & (padded - 1), heads - 1)
         edge_width = -(-heads * problem.head_dim // width) * width if problem.edge_dim else 0
@@ -69,8 +68,6 @@ class Call:
         self.set(
             score=SCORES[problem.score],
             heads=heads,
-            heads_padded=padded,
-            heads_log=padded.bit_length() - 1,
             head_dim=problem.head_dim,
             head_dim_v=problem.head_dim_v,
             edge_dim=problem.edge_dim,
@@ -96,10 +93,6 @@ class Call:
             k_node=row_dim * size,
             v_node=row_dim_v * size,
             m_node=problem.heads * size,
-            query_heads=head * problem.head_dim * size,
-            key_heads=head * problem.head_dim * size,
-            att_heads=head * problem.head_dim * size,
-            value_heads=head * problem.head_dim_v * size,
             needs_edges=problem.has_bias or problem.dropout_p > 0 or problem.edge_dim > 0,
             **{name: getattr(plan, name) for name in _PLAN.split()},
         )
@@ -119,7 +112,7 @@ class Call:
                 is_masked=bool(np.isneginf(arrays.bias).any()),
                 bias=address(arrays.bias) + first_head * step,
                 bias_edge=arrays.bias.shape[1] * size,
-                bias_heads=head * step,
+                bias_head=step,
             )
         if arrays.att is not None:
             self.set(att=address(arrays.att) + key_offset)
@@ -143,7 +136,7 @@ class Call:
         pairs = (CHUNK * padded + width) * size
         units = heads * max(-(-problem.head_dim // width), -(-problem.head_dim_v // width), 1) + 8
         bytes_of = dict.fromkeys("logits weights inner ds spare_pairs".split(), pairs)
-        bytes_of |= dict.fromkeys("key_rows value_rows bias_rows edges visible_rows".split(), CHUNK * 8)
+        bytes_of |= dict.fromkeys("key_rows value_rows bias_rows edges visible_rows".split(), (CHUNK + width) * 8)
         bytes_of |= dict.fromkeys("acc acc_2".split(), units * width * size)
         bytes_of |= dict.fromkeys("key_buffer value_buffer".split(), CHUNK * self.edge_width * size)
         bytes_of |= {"edge_gradient": self.edge_width * size, "visible_weights": CHUNK * size}

@@ -1,6 +1,9 @@
 """Vector operations of the edge walk: many short dot products at once, and weighted sums of gathered rows.
 
-A vector of W lanes stands for W (edge, head) pairs: lane t is edge t // heads_padded, head t % heads_padded.
+A vector of W lanes stands for W (edge, head) pairs: with the number of heads rounded up to a power of two, P,
+lane t is edge t // P, head t % P. P is known when compiling: it is the length of the tuple ``pairs`` that
+every kernel is given. Lanes of heads that only fill up repeat the last head.
+
 One dot product leaves a vector of partial sums; summing it alone costs log2(W) shuffles and additions. Here W
 of them are summed together by a transposing tree: W - 1 additions for W results.
 """
@@ -22,6 +25,7 @@ from npattn.kernels._simd.vectors import (
     emit_load,
     emit_splat,
     emit_store,
+    llvm_scalar,
     llvm_vector,
     suffix,
 )
@@ -68,31 +72,61 @@ def _emit_leaky(builder: Any, x: Any, slope: Any) -> Any:
     return builder.select(positive, x, builder.fmul(x, emit_splat(builder, x.type, slope)))
 
 
+def _emit_head_offsets(builder: Any, count: int, heads: Any, step: Any) -> list[Any]:
+    """Byte offsets of ``count`` heads, those beyond the last one repeating it."""
+    last = builder.sub(heads, I64(1))
+    offsets = []
+    for head in range(count):
+        clamped = builder.select(builder.icmp_signed("<", I64(head), last), I64(head), last)
+        offsets.append(builder.mul(clamped, step))
+    return offsets
+
+
+def _emit_rows(builder: Any, rows: Any, count: int) -> list[Any]:
+    """The first ``count`` addresses of a list."""
+    return [emit_load(builder, builder.add(rows, I64(8 * e)), I64) for e in range(count)]
+
+
 def _lane_products(dynamic: bool) -> Any:
     @intrinsic
     def lane_products(
-        typingctx: Any, a: Any, b: Any, att: Any, length: Any, slope: Any, one: Any
+        typingctx: Any,
+        own: Any,
+        rows: Any,
+        att: Any,
+        heads: Any,
+        length: Any,
+        slope: Any,
+        pairs: Any,
+        one: Any,
     ) -> Any:
-        """Lane t: the sum over d of ``x[d] * y[d]``, rows at the addresses listed at a + 8t and b + 8t.
+        """Lane (e, h): the sum over d of ``own[h, d] * row[h, d]``, the row's address listed at rows + 8e.
 
-        The dynamic kind: of ``att[d] * leaky_relu(x[d] + y[d])``, att's rows listed at att + 8t.
+        The dynamic kind: of ``att[h, d] * leaky_relu(own[h, d] + row[h, d])``. Rows are (heads, length).
         """
-        vec = Vec(one)
+        vec, padded = Vec(one), len(pairs)
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            a, b, att, length, slope, _ = arguments
+            own, rows, att, heads, length, slope = arguments[:6]
             kind, size = llvm_vector(vec), vec.scalar.bitwidth // 8
-            tables = [a, b, att] if dynamic else [a, b]
-            rows = [
-                [emit_load(builder, builder.add(table, I64(8 * t)), I64) for table in tables]
-                for t in range(vec.lanes)
-            ]
+            offsets = _emit_head_offsets(builder, padded, heads, builder.mul(length, I64(size)))
+            near = [builder.add(own, offset) for offset in offsets]
+            weight = [builder.add(att, offset) for offset in offsets] if dynamic else []
+            bases = _emit_rows(builder, rows, vec.lanes // padded)
+            far = [builder.add(base, offset) for base in bases for offset in offsets]
 
-            def add(t: int, total: Any, load: Any) -> Any:
-                x, y, *weight = [load(row) for row in rows[t]]
-                if not dynamic:
-                    return emit_fma(builder, x, y, total)
-                return emit_fma(builder, weight[0], _emit_leaky(builder, builder.fadd(x, y), slope), total)
+            def add(totals: list[Any], load: Any) -> list[Any]:
+                xs = [load(row) for row in near]
+                weights = [load(row) for row in weight]
+                sums = []
+                for t, total in enumerate(totals):
+                    y, head = load(far[t]), t % padded
+                    if dynamic:
+                        z = _emit_leaky(builder, builder.fadd(xs[head], y), slope)
+                        sums.append(emit_fma(builder, weights[head], z, total))
+                    else:
+                        sums.append(emit_fma(builder, xs[head], y, total))
+                return sums
 
             zero = constant(kind, 0.0)
             tail = builder.and_(length, I64(vec.lanes - 1))
@@ -110,10 +144,9 @@ def _lane_products(dynamic: bool) -> Any:
             builder.cbranch(builder.icmp_signed("<", offset, whole), body, after)
 
             builder.position_at_end(body)
-            for t, total in enumerate(totals):
-                total.add_incoming(
-                    add(t, total, lambda row: emit_load(builder, builder.add(row, offset), kind)), body
-                )
+            sums = add(totals, lambda row: emit_load(builder, builder.add(row, offset), kind))
+            for total, new in zip(totals, sums, strict=True):
+                total.add_incoming(new, body)
             offset.add_incoming(builder.add(offset, I64(vec.lanes * size)), body)
             builder.branch(loop)
 
@@ -121,10 +154,7 @@ def _lane_products(dynamic: bool) -> Any:
             builder.cbranch(builder.icmp_signed(">", tail, I64(0)), last, done)
             builder.position_at_end(last)
             mask = _emit_mask(builder, vec, tail)
-            ended = [
-                add(t, total, lambda row: _emit_masked_load(builder, builder.add(row, offset), kind, mask))
-                for t, total in enumerate(totals)
-            ]
+            ended = add(totals, lambda row: _emit_masked_load(builder, builder.add(row, offset), kind, mask))
             builder.branch(done)
             builder.position_at_end(done)
             merged = []
@@ -136,7 +166,7 @@ def _lane_products(dynamic: bool) -> Any:
             return _emit_sum_tree(builder, merged)
 
         i = types.int64
-        return vec(i, i, i, i, one, one), codegen
+        return vec(i, i, i, i, i, one, pairs, one), codegen
 
     return lane_products
 
@@ -175,7 +205,9 @@ def _accumulator(units: int, masked: bool, score: str) -> Any:
             def entry_of(unit: int, column: int) -> Any:
                 return emit_load(builder, builder.add(table, I64(UNIT_BYTES * unit + 8 * column)), I64)
 
-            offsets = [entry_of(u, 0) for u in range(units)]
+            offsets = [entry_of(u, 0) for u in range(units if masked else 1)]
+            if not masked:  # whole vectors follow each other through all heads
+                offsets = [builder.add(offsets[0], I64(vec.lanes * size * u)) for u in range(units)]
             heads = [entry_of(u, 1) for u in range(units)]
             masks = [_emit_mask(builder, vec, entry_of(u, 2)) for u in range(units)] if masked else None
 
@@ -245,44 +277,108 @@ accumulate_att_4 = _accumulator(4, True, "att")
 accumulate_att_1 = _accumulator(1, True, "att")
 
 
+def _emit_lanes(builder: Any, kind: Any, scalars: list[Any]) -> Any:
+    """A vector of ``scalars``, repeated to fill it."""
+    vector = ir.Constant(kind, ir.Undefined)
+    for t in range(kind.count):
+        vector = builder.insert_element(vector, scalars[t % len(scalars)], I32(t))
+    return vector
+
+
 @intrinsic
-def gather(typingctx: Any, table: Any, one: Any) -> Any:
-    """Lane t: the scalar at the address listed at table + 8t."""
-    vec = Vec(one)
+def gather_heads(typingctx: Any, rows: Any, heads: Any, step: Any, pairs: Any, one: Any) -> Any:
+    """Lane (e, h): the scalar at the address listed at rows + 8e, plus h * step bytes."""
+    vec, padded = Vec(one), len(pairs)
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        rows, heads, step = arguments[:3]
         kind = llvm_vector(vec)
-        vector = ir.Constant(kind, ir.Undefined)
-        for t in range(vec.lanes):
-            place = emit_load(builder, builder.add(arguments[0], I64(8 * t)), I64)
-            vector = builder.insert_element(vector, emit_load(builder, place, kind.element), I32(t))
-        return vector
+        offsets = _emit_head_offsets(builder, padded, heads, step)
+        places = [
+            builder.add(base, offset)
+            for base in _emit_rows(builder, rows, vec.lanes // padded)
+            for offset in offsets
+        ]
+        return _emit_lanes(builder, kind, [emit_load(builder, place, kind.element) for place in places])
 
-    return vec(types.int64, one), codegen
+    i = types.int64
+    return vec(i, i, i, pairs, one), codegen
 
 
-def _folder(step: int, largest: bool) -> Any:
+@intrinsic
+def spread_heads(typingctx: Any, row: Any, heads: Any, pairs: Any, one: Any) -> Any:
+    """Lane (e, h): head h's scalar of the one row, for every e."""
+    vec, padded = Vec(one), len(pairs)
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        row, heads = arguments[:2]
+        kind = llvm_vector(vec)
+        offsets = _emit_head_offsets(builder, padded, heads, I64(vec.scalar.bitwidth // 8))
+        scalars = [emit_load(builder, builder.add(row, offset), kind.element) for offset in offsets]
+        return _emit_lanes(builder, kind, scalars)
+
+    i = types.int64
+    return vec(i, i, pairs, one), codegen
+
+
+@intrinsic
+def copy_heads(typingctx: Any, target: Any, source: Any, pairs: Any, one: Any) -> Any:
+    """Copy one edge's values, P of them."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.VectorType(llvm_scalar(one), len(pairs))
+        emit_store(builder, arguments[0], emit_load(builder, arguments[1], kind))
+        return context.get_dummy_value()
+
+    i = types.int64
+    return types.void(i, i, pairs, one), codegen
+
+
+@intrinsic
+def edges_per_vector(typingctx: Any, pairs: Any, one: Any) -> Any:
+    """W // P."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return I64(Vec(one).lanes // len(pairs))
+
+    return types.int64(pairs, one), codegen
+
+
+@intrinsic
+def padded_heads(typingctx: Any, pairs: Any) -> Any:
+    """P."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return I64(len(pairs))
+
+    return types.int64(pairs), codegen
+
+
+def _folder(largest: bool) -> Any:
     @intrinsic
-    def fold_lanes(typingctx: Any, vector: Any) -> Any:
-        """Combine every lane with the lane ``step`` away (index xor step)."""
+    def fold_edges(typingctx: Any, pairs: Any, vector: Any) -> Any:
+        """Combine the lanes of one head; the result stands in each of them."""
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            kind = arguments[0].type
-            if step >= kind.count:
-                return arguments[0]
-            mask = ir.Constant(ir.VectorType(I32, kind.count), [lane ^ step for lane in range(kind.count)])
-            other = builder.shuffle_vector(arguments[0], ir.Constant(kind, ir.Undefined), mask)
-            if not largest:
-                return builder.fadd(arguments[0], other)
-            return builder.select(builder.fcmp_ordered(">", arguments[0], other), arguments[0], other)
+            folded = arguments[1]
+            kind, step = folded.type, len(pairs)
+            while step < kind.count:
+                numbers = [lane ^ step for lane in range(kind.count)]
+                mask = ir.Constant(ir.VectorType(I32, kind.count), numbers)
+                other = builder.shuffle_vector(folded, ir.Constant(kind, ir.Undefined), mask)
+                if largest:
+                    folded = builder.select(builder.fcmp_ordered(">", folded, other), folded, other)
+                else:
+                    folded = builder.fadd(folded, other)
+                step *= 2
+            return folded
 
-        return vector(vector), codegen
+        return vector(pairs, vector), codegen
 
-    return fold_lanes
+    return fold_edges
 
 
-fold_max_1, fold_max_2, fold_max_4, fold_max_8 = (_folder(step, True) for step in (1, 2, 4, 8))
-fold_sum_1, fold_sum_2, fold_sum_4, fold_sum_8 = (_folder(step, False) for step in (1, 2, 4, 8))
+fold_max, fold_sum = _folder(largest=True), _folder(largest=False)
 
 
 @intrinsic
@@ -309,17 +405,21 @@ def slope_where(typingctx: Any, test: Any, vector: Any, slope: Any) -> Any:
 
 @intrinsic
 def drop_pairs(
-    typingctx: Any, vector: Any, r0: Any, r1: Any, high: Any, low: Any, threshold: Any, factor: Any
+    typingctx: Any, vector: Any, r0: Any, r1: Any, edges: Any, threshold: Any, factor: Any, pairs: Any
 ) -> Any:
     """``vector * factor`` where the pair is kept, else 0.
 
-    r0 and r1 are addresses of the heads' hash words, high and low of the edges' 32-bit halves, one per lane.
+    r0 and r1 are addresses of the heads' hash words, one per lane; edge numbers are listed at ``edges``.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vector, *words, threshold, factor = arguments
-        kind = ir.VectorType(I32, vector.type.count)
-        r0, r1, high, low = (emit_load(builder, word, kind) for word in words)
+        vector, r0, r1, edges, threshold, factor, _ = arguments
+        kind, padded = ir.VectorType(I32, vector.type.count), len(pairs)
+        numbers = _emit_rows(builder, edges, vector.type.count // padded)
+        low = [builder.trunc(number, I32) for number in numbers for _ in range(padded)]
+        high = [builder.trunc(builder.lshr(n, I64(32)), I32) for n in numbers for _ in range(padded)]
+        low, high = _emit_lanes(builder, kind, low), _emit_lanes(builder, kind, high)
+        r0, r1 = emit_load(builder, r0, kind), emit_load(builder, r1, kind)
         r0, r1 = _fold(builder, r0, high), _fold(builder, r1, high)
         x = _mix(builder, builder.xor(_fold(builder, r0, low), r1))
         limit = emit_splat(builder, kind, builder.trunc(threshold, I32))
@@ -327,7 +427,7 @@ def drop_pairs(
         return builder.select(builder.icmp_unsigned(">=", x, limit), kept, constant(vector.type, 0.0))
 
     i = types.int64
-    return vector(vector, i, i, i, i, i, vector.scalar), codegen
+    return vector(vector, i, i, i, i, vector.scalar, pairs), codegen
 
 
 @intrinsic

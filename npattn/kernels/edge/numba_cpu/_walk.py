@@ -48,22 +48,20 @@ from npattn.kernels.edge.numba_cpu._lanes import (
     accumulate_att_4,
     accumulate_dynamic_1,
     accumulate_dynamic_4,
+    copy_heads,
     drop_pairs,
-    fold_max_1,
-    fold_max_2,
-    fold_max_4,
-    fold_max_8,
-    fold_sum_1,
-    fold_sum_2,
-    fold_sum_4,
-    fold_sum_8,
-    gather,
+    edges_per_vector,
+    fold_max,
+    fold_sum,
+    gather_heads,
     lane_dots,
     lane_dynamic,
     leaky,
     load_int64,
     load_node,
+    padded_heads,
     slope_where,
+    spread_heads,
 )
 
 _read = record_reader(numba.from_dtype(CALL))
@@ -79,83 +77,6 @@ def _constant(p: Any, index: Any, one: Any) -> Any:
 def _zero(place: Any, vectors: Any, one: Any) -> None:
     for n in range(vectors):
         store(place + n * vector_bytes(one), splat(one - one))
-
-
-# --- pairs of (edge, head) ----------------------------------------------------------------------------------
-
-
-@helper()
-def _list_lanes(p: Any, table: Any, base: Any, head_offsets: Any, one: Any) -> None:
-    """Lane addresses of one node: ``table[t] = base + head_offsets[t]``."""
-    for t in range(lanes(one)):
-        store_scalar(table + 8 * t, base + load_int64(head_offsets + 8 * t))
-
-
-@helper()
-def _list_pairs(p: Any, table: Any, rows: Any, edge: Any, count: Any, head_offsets: Any, one: Any) -> None:
-    """Lane addresses of the pairs from ``edge`` on; past the chunk's end its last edge is repeated."""
-    for t in range(lanes(one)):
-        e = min(edge + (t >> p.heads_log), count - 1)
-        store_scalar(table + 8 * t, load_int64(rows + 8 * e) + load_int64(head_offsets + 8 * t))
-
-
-@helper()
-def _spread(p: Any, place: Any, row: Any, one: Any) -> None:
-    """Repeat the heads' values at ``row`` over the lanes."""
-    size = scalar_bytes(one)
-    for t in range(lanes(one)):
-        head = min(t & (p.heads_padded - 1), p.heads - 1)
-        store_scalar(place + t * size, load_scalar(row + head * size, one))
-
-
-@helper("one")
-def _fold_max(p: Any, x: Any) -> Any:
-    """The maximum over the lanes of one head, in each of them."""
-    if p.heads_padded <= 1:
-        x = fold_max_1(x)
-    if p.heads_padded <= 2:
-        x = fold_max_2(x)
-    if p.heads_padded <= 4:
-        x = fold_max_4(x)
-    if p.heads_padded <= 8:
-        x = fold_max_8(x)
-    return x
-
-
-@helper("one")
-def _fold_sum(p: Any, x: Any) -> Any:
-    """The sum over the lanes of one head, in each of them."""
-    if p.heads_padded <= 1:
-        x = fold_sum_1(x)
-    if p.heads_padded <= 2:
-        x = fold_sum_2(x)
-    if p.heads_padded <= 4:
-        x = fold_sum_4(x)
-    if p.heads_padded <= 8:
-        x = fold_sum_8(x)
-    return x
-
-
-@helper()
-def _edge_words(p: Any, work: Any, edge: Any, count: Any, one: Any) -> None:
-    """The dropout generator's i and j of every lane: the edge number's upper and lower 32 bits."""
-    for t in range(lanes(one)):
-        number = load_int64(work + p.edges + 8 * min(edge + (t >> p.heads_log), count - 1))
-        store_scalar(work + p.edge_high + 4 * t, numba.int32(number >> 32))
-        store_scalar(work + p.edge_low + 4 * t, numba.int32(number & 0xFFFFFFFF))
-
-
-@helper("one")
-def _drop(p: Any, work: Any, one: Any, x: Any) -> Any:
-    return drop_pairs(
-        x,
-        p.hash_0,
-        p.hash_1,
-        work + p.edge_high,
-        work + p.edge_low,
-        p.threshold,
-        _constant(p, _KEEP_FACTOR, one),
-    )
 
 
 # --- a chunk of edges -----------------------------------------------------------------------------------------
@@ -184,64 +105,104 @@ def _project(p: Any, rows: Any, buffer: Any, edges: Any, count: Any, one: Any) -
 
 
 @helper()
-def _list_sources(p: Any, work: Any, slot: Any, count: Any, one: Any) -> None:
+def _repeat_last(rows: Any, count: Any, pairs: Any, one: Any) -> None:
+    """Fill a list up to whole vectors of pairs."""
+    group = edges_per_vector(pairs, one)
+    last = load_int64(rows + 8 * (count - 1))
+    for e in range(count, (count + group - 1) // group * group):
+        store_scalar(rows + 8 * e, last)
+
+
+@helper()
+def _list_sources(p: Any, work: Any, slot: Any, count: Any, pairs: Any, one: Any) -> None:
     """Row addresses of the sending nodes' keys and values, and edge numbers, of a chunk of slots."""
+    key_rows, value_rows, edges, bias_rows = (
+        work + p.key_rows,
+        work + p.value_rows,
+        work + p.edges,
+        work + p.bias_rows,
+    )
+    k, k_node, v, v_node, nodes = p.k, p.k_node, p.v, p.v_node, p.row_source + 4 * slot
     for e in range(count):
-        node = load_node(p.row_source + 4 * (slot + e))
-        store_scalar(work + p.key_rows + 8 * e, p.k + node * p.k_node)
-        store_scalar(work + p.value_rows + 8 * e, p.v + node * p.v_node)
+        node = load_node(nodes + 4 * e)
+        store_scalar(key_rows + 8 * e, k + node * k_node)
+        store_scalar(value_rows + 8 * e, v + node * v_node)
     if p.needs_edges:
         for e in range(count):
             edge = load_int64(p.row_edge + 8 * (slot + e))
-            store_scalar(work + p.edges + 8 * e, edge)
-            store_scalar(work + p.bias_rows + 8 * e, p.bias + edge * p.bias_edge)
+            store_scalar(edges + 8 * e, edge)
+            store_scalar(bias_rows + 8 * e, p.bias + edge * p.bias_edge)
+        _repeat_last(edges, count, pairs, one)
+        _repeat_last(bias_rows, count, pairs, one)
     if p.edge_dim > 0:
-        _project(p, work + p.key_rows, work + p.key_buffer, work + p.edges, count, one)
+        _project(p, key_rows, work + p.key_buffer, edges, count, one)
         if p.score == DOT:
-            _project(p, work + p.value_rows, work + p.value_buffer, work + p.edges, count, one)
+            _project(p, value_rows, work + p.value_buffer, edges, count, one)
+    _repeat_last(key_rows, count, pairs, one)
+    _repeat_last(value_rows, count, pairs, one)
 
 
 @helper()
-def _logits(p: Any, work: Any, count: Any, one: Any) -> None:
-    """The chunk's logits, −inf where masked or past the end; what the backward of the score needs beside."""
-    width, vector = lanes(one), vector_bytes(one)
+def _logits(p: Any, work: Any, own: Any, count: Any, pairs: Any, one: Any) -> None:
+    """The chunk's logits, −inf where masked or past the end; what the backward of the score needs beside.
+
+    ``own`` is the receiving node's row of q.
+    """
+    group, size, vector = edges_per_vector(pairs, one), scalar_bytes(one), vector_bytes(one)
     slope, minus_inf = _constant(p, _SLOPE, one), _constant(p, _MINUS_INF, one)
-    hidden = splat(minus_inf)
-    pairs = count << p.heads_log
-    for pair in range(0, pairs, width):
-        edge = pair >> p.heads_log
-        place = (pair // width) * vector
-        _list_pairs(p, work + p.key_lanes, work + p.key_rows, edge, count, p.key_heads, one)
-        bias = splat(one - one)
-        if p.has_bias:
-            _list_pairs(p, work + p.bias_lanes, work + p.bias_rows, edge, count, p.bias_heads, one)
-            bias = gather(work + p.bias_lanes, one)
-        if p.score == DOT:
-            x = lane_dots(work + p.query_lanes, work + p.key_lanes, 0, p.head_dim, slope, one)
-            x = mul(x, splat(_constant(p, _SCALE, one)))
-            if p.has_softcap:
+    hidden, zero, scale = splat(minus_inf), splat(one - one), splat(_constant(p, _SCALE, one))
+    score, heads, head_dim, att, has_bias, has_softcap = (
+        p.score,
+        p.heads,
+        p.head_dim,
+        p.att,
+        p.has_bias,
+        p.has_softcap,
+    )
+    key_rows, bias_rows, logits, inner = (
+        work + p.key_rows,
+        work + p.bias_rows,
+        work + p.logits,
+        work + p.inner,
+    )
+    total = count * padded_heads(pairs)
+    pair = 0
+    for edge in range(0, count, group):
+        bias = zero
+        if has_bias:
+            bias = gather_heads(bias_rows + 8 * edge, heads, p.bias_head, pairs, one)
+        if score == DOT:
+            x = mul(lane_dots(own, key_rows + 8 * edge, att, heads, head_dim, slope, pairs, one), scale)
+            if has_softcap:
                 cap = splat(_constant(p, _SOFTCAP, one))
                 x = mul(cap, tanh(div(x, cap)))
-            store(work + p.inner + place, x)
+                store(inner, x)
             x = add(x, bias)
-        elif p.score == ADDITIVE:
-            x = add(gather(work + p.query_lanes, one), gather(work + p.key_lanes, one))
+        elif score == ADDITIVE:
+            x = add(
+                spread_heads(own, heads, pairs, one), gather_heads(key_rows + 8 * edge, heads, size, pairs, one)
+            )
             x = add(x, bias)
-            store(work + p.inner + place, x)
+            store(inner, x)
             x = leaky(x, slope)
         else:
-            x = lane_dynamic(
-                work + p.query_lanes, work + p.key_lanes, work + p.att_lanes, p.head_dim, slope, one
-            )
-        if p.has_bias:
+            x = lane_dynamic(own, key_rows + 8 * edge, att, heads, head_dim, slope, pairs, one)
+        if has_bias:
             x = keep_where_equal(bias, minus_inf, hidden, x)
-        store(work + p.logits + place, keep_between(x, hidden, pair, 0, pairs))
+        if edge + group > count:
+            x = keep_between(x, hidden, pair, 0, total)
+        store(logits, x)
+        logits += vector
+        inner += vector
+        pair += lanes(one)
 
 
 @helper()
-def _sum_rows(p: Any, acc: Any, table: Any, units: Any, tail: Any, rows: Any, w: Any, count: Any, one: Any) -> None:
+def _sum_rows(
+    acc: Any, table: Any, units: Any, tail: Any, rows: Any, w: Any, count: Any, pairs: Any, one: Any
+) -> None:
     """``acc[u] += w[e, head of u] * row e`` for all units u of a row."""
-    vector, step = vector_bytes(one), p.heads_padded * scalar_bytes(one)
+    vector, step = vector_bytes(one), padded_heads(pairs) * scalar_bytes(one)
     u = 0
     if tail:
         while u + 4 <= units:
@@ -268,14 +229,23 @@ def _sum_rows(p: Any, acc: Any, table: Any, units: Any, tail: Any, rows: Any, w:
 
 @helper()
 def _sum_visible(
-    p: Any, work: Any, acc: Any, table: Any, blocks: Any, rows: Any, w: Any, count: Any, one: Any
+    p: Any,
+    work: Any,
+    acc: Any,
+    table: Any,
+    blocks: Any,
+    rows: Any,
+    w: Any,
+    count: Any,
+    pairs: Any,
+    one: Any,
 ) -> None:
     """``_sum_rows`` head by head over the pairs of nonzero weight only: a masked row may hold NaN."""
     size, vector = scalar_bytes(one), vector_bytes(one)
     for head in range(p.heads):
         n = 0
         for e in range(count):
-            weight = load_scalar(w + (e * p.heads_padded + head) * size, one)
+            weight = load_scalar(w + (e * padded_heads(pairs) + head) * size, one)
             if weight != 0:
                 store_scalar(work + p.visible_rows + 8 * n, load_int64(rows + 8 * e))
                 store_scalar(work + p.visible_weights + n * size, weight)
@@ -295,31 +265,32 @@ def _sum_visible(
 
 
 @helper()
-def _sum_keys(p: Any, work: Any, acc: Any, rows: Any, w: Any, count: Any, one: Any) -> None:
+def _sum_keys(p: Any, work: Any, acc: Any, rows: Any, w: Any, count: Any, pairs: Any, one: Any) -> None:
     """Weighted sum of rows with key's features (k or q)."""
     if p.is_masked:
-        _sum_visible(p, work, acc, p.key_units, p.key_blocks, rows, w, count, one)
+        _sum_visible(p, work, acc, p.key_units, p.key_blocks, rows, w, count, pairs, one)
     else:
         units = p.heads * p.key_blocks
-        _sum_rows(p, acc, p.key_units, units, p.key_tail, rows, w, count, one)
+        _sum_rows(acc, p.key_units, units, p.key_tail, rows, w, count, pairs, one)
 
 
 @helper()
-def _sum_values(p: Any, work: Any, acc: Any, rows: Any, w: Any, count: Any, one: Any) -> None:
+def _sum_values(p: Any, work: Any, acc: Any, rows: Any, w: Any, count: Any, pairs: Any, one: Any) -> None:
     """Weighted sum of rows with value's features (v or dout)."""
     if p.is_masked:
-        _sum_visible(p, work, acc, p.value_units, p.value_blocks, rows, w, count, one)
+        _sum_visible(p, work, acc, p.value_units, p.value_blocks, rows, w, count, pairs, one)
     else:
         units = p.heads * p.value_blocks
-        _sum_rows(p, acc, p.value_units, units, p.value_tail, rows, w, count, one)
+        _sum_rows(acc, p.value_units, units, p.value_tail, rows, w, count, pairs, one)
 
 
 @helper()
 def _sum_slopes(
-    p: Any, acc: Any, acc_att: Any, rows: Any, w: Any, count: Any, own: Any, slope: Any, one: Any
+    p: Any, acc: Any, acc_att: Any, rows: Any, w: Any, count: Any, own: Any, pairs: Any, one: Any
 ) -> None:
     """``acc += w * slope(own + row)``, and ``acc_att += w * leaky_relu(own + row)`` unless it is 0."""
-    vector, step, units = vector_bytes(one), p.heads_padded * scalar_bytes(one), p.heads * p.key_blocks
+    vector, step, units = vector_bytes(one), padded_heads(pairs) * scalar_bytes(one), p.heads * p.key_blocks
+    slope = _constant(p, _SLOPE, one)
     u = 0
     while u + 4 <= units:
         a, b, table = acc + u * vector, acc_att + u * vector, p.key_units + u * UNIT_BYTES
@@ -386,48 +357,55 @@ def _item(items: Any, item: Any) -> Any:
 
 
 @jit
-def forward_item(address: Any, item: Any, part_row: Any, work: Any, one: Any) -> None:
+def forward_item(address: Any, item: Any, part_row: Any, work: Any, pairs: Any, one: Any) -> None:
     """Out, m and l of an item's nodes; for a part of a hub its unnormalised sums in row ``part_row``."""
     p = _read(address)
     size, width, vector = scalar_bytes(one), lanes(one), vector_bytes(one)
     minus_inf, zero = splat(_constant(p, _MINUS_INF, one)), splat(one - one)
+    keep_factor = _constant(p, _KEEP_FACTOR, one)
     first, stop, begin, end, part = _item(p.row_items, item)
-    units = p.heads * p.value_blocks
-    _list_lanes(p, work + p.att_lanes, p.att, p.att_heads, one)
+    units, group = p.heads * p.value_blocks, edges_per_vector(pairs, one)
+    logits, weights, value_rows, acc = (
+        work + p.logits,
+        work + p.weights,
+        work + p.value_rows,
+        work + p.acc,
+    )
     for node in range(first, stop):
         lo, hi = _edges_of(p.row_ptr, node, part, begin, end)
-        _list_lanes(p, work + p.query_lanes, p.q + node * p.q_node, p.query_heads, one)
+        own = p.q + node * p.q_node
         m, l = minus_inf, zero
-        _zero(work + p.acc, units, one)
+        _zero(acc, units, one)
         for slot in range(lo, hi, CHUNK):
             count = min(CHUNK, hi - slot)
-            _list_sources(p, work, slot, count, one)
-            _logits(p, work, count, one)
-            pairs = count << p.heads_log
+            _list_sources(p, work, slot, count, pairs, one)
+            _logits(p, work, own, count, pairs, one)
+            vectors = (count + group - 1) // group
             highest = minus_inf
-            for pair in range(0, pairs, width):
-                highest = maximum(load(work + p.logits + pair * size, one), highest)
-            m_new = maximum(_fold_max(p, highest), m)
+            for n in range(vectors):
+                highest = maximum(load(logits + n * vector, one), highest)
+            m_new = maximum(fold_max(pairs, highest), m)
             pivot = keep_where_equal(m_new, _constant(p, _MINUS_INF, one), zero, m_new)
             alpha = exp(sub(m, pivot))
             l = mul(l, alpha)
             m = m_new
-            for pair in range(0, pairs, width):
-                x = exp(sub(load(work + p.logits + pair * size, one), pivot))
+            has_dropout = p.has_dropout
+            for n in range(vectors):
+                x = exp(sub(load(logits + n * vector, one), pivot))
                 l = add(l, x)
-                if p.has_dropout:
-                    _edge_words(p, work, pair >> p.heads_log, count, one)
-                    x = _drop(p, work, one, x)
-                store(work + p.weights + pair * size, x)
+                if has_dropout:
+                    edges = work + p.edges + 8 * n * group
+                    x = drop_pairs(x, p.hash_0, p.hash_1, edges, p.threshold, keep_factor, pairs)
+                store(weights + n * vector, x)
             if slot > lo:
                 store(work + p.alpha, alpha)
                 for u in range(units):
                     head = load_int64(p.value_units + u * UNIT_BYTES + 8)
-                    place = work + p.acc + u * vector
+                    place = acc + u * vector
                     store(place, mul(load(place, one), splat(load_scalar(work + p.alpha + head, one))))
-            _sum_values(p, work, work + p.acc, work + p.value_rows, work + p.weights, count, one)
+            _sum_values(p, work, acc, value_rows, weights, count, pairs, one)
         store(work + p.alpha, keep_where_equal(m, _constant(p, _MINUS_INF, one), zero, m))
-        store(work + p.alpha_2, _fold_sum(p, l))
+        store(work + p.alpha_2, fold_sum(pairs, l))
         row, m_row, l_row = p.out + node * p.v_node, p.m + node * p.m_node, p.l + node * p.m_node
         if part >= 0:
             row, m_row, l_row = (
@@ -439,49 +417,47 @@ def forward_item(address: Any, item: Any, part_row: Any, work: Any, one: Any) ->
             total = load_scalar(work + p.alpha_2 + head * size, one)
             store_scalar(m_row + head * size, load_scalar(work + p.alpha + head * size, one))
             store_scalar(l_row + head * size, total)
-            if total != 0 and part < 0:
-                total = one / total
-            elif part >= 0:
+            if part >= 0:
                 total = one
+            elif total != 0:
+                total = one / total
             store_scalar(work + p.alpha_2 + head * size, total)
-        _write_rows(row, work + p.acc, p.value_units, units, work + p.alpha_2, work + p.spare, one)
+        _write_rows(row, acc, p.value_units, units, work + p.alpha_2, work + p.spare, one)
 
 
 @helper()
-def _node_softmax(p: Any, work: Any, node: Any, one: Any) -> None:
-    """The node's m and 1 / l in every lane."""
+def _invert_sums(p: Any, place: Any, node: Any, one: Any) -> None:
+    """1 / l of the node's heads, 0 where l is 0."""
     size = scalar_bytes(one)
     for head in range(p.heads):
         total = load_scalar(p.l + node * p.m_node + head * size, one)
         if total != 0:
             total = one / total
-        store_scalar(work + p.spare + head * size, total)
-    _spread(p, work + p.l_lanes, work + p.spare, one)
-    _spread(p, work + p.m_lanes, p.m + node * p.m_node, one)
+        store_scalar(place + head * size, total)
 
 
 @jit
-def weights_item(address: Any, item: Any, work: Any, one: Any) -> None:
+def weights_item(address: Any, item: Any, work: Any, pairs: Any, one: Any) -> None:
     """The softmax weights of an item's edges, written in the caller's edge order."""
     p = _read(address)
-    size, width = scalar_bytes(one), lanes(one)
+    size, vector, group = scalar_bytes(one), vector_bytes(one), edges_per_vector(pairs, one)
     first, stop, begin, end, part = _item(p.row_items, item)
-    _list_lanes(p, work + p.att_lanes, p.att, p.att_heads, one)
     for node in range(first, stop):
         lo, hi = _edges_of(p.row_ptr, node, part, begin, end)
-        _list_lanes(p, work + p.query_lanes, p.q + node * p.q_node, p.query_heads, one)
-        _node_softmax(p, work, node, one)
+        _invert_sums(p, work + p.spare, node, one)
+        m = spread_heads(p.m + node * p.m_node, p.heads, pairs, one)
+        l = spread_heads(work + p.spare, p.heads, pairs, one)
         for slot in range(lo, hi, CHUNK):
             count = min(CHUNK, hi - slot)
-            _list_sources(p, work, slot, count, one)
-            _logits(p, work, count, one)
-            for pair in range(0, count << p.heads_log, width):
-                x = exp(sub(load(work + p.logits + pair * size, one), load(work + p.m_lanes, one)))
-                store(work + p.weights + pair * size, mul(x, load(work + p.l_lanes, one)))
+            _list_sources(p, work, slot, count, pairs, one)
+            _logits(p, work, p.q + node * p.q_node, count, pairs, one)
+            for n in range((count + group - 1) // group):
+                x = exp(sub(load(work + p.logits + n * vector, one), m))
+                store(work + p.weights + n * vector, mul(x, l))
             for e in range(count):
                 row = p.edge_out + load_int64(work + p.edges + 8 * e) * p.m_node
                 for head in range(p.heads):
-                    weight = work + p.weights + (e * p.heads_padded + head) * size
+                    weight = work + p.weights + (e * padded_heads(pairs) + head) * size
                     store_scalar(row + head * size, load_scalar(weight, one))
 
 
@@ -489,7 +465,7 @@ def weights_item(address: Any, item: Any, work: Any, one: Any) -> None:
 
 
 @helper()
-def _edge_gradients(p: Any, work: Any, node: Any, count: Any, item: Any, one: Any) -> None:
+def _edge_gradients(p: Any, work: Any, node: Any, count: Any, item: Any, pairs: Any, one: Any) -> None:
     """dedge_features of a chunk, and its part of the item's dedge_weight: both from dke (+ dve)."""
     size, width = scalar_bytes(one), lanes(one)
     length = p.heads * p.head_dim
@@ -498,7 +474,7 @@ def _edge_gradients(p: Any, work: Any, node: Any, count: Any, item: Any, one: An
     for e in range(count):
         key = load_int64(work + p.key_rows + 8 * e)
         for head in range(p.heads):
-            pair = (e * p.heads_padded + head) * size
+            pair = (e * padded_heads(pairs) + head) * size
             ds, pd = load_scalar(work + p.ds + pair, one), load_scalar(work + p.weights + pair, one)
             for d in range(head * p.head_dim, (head + 1) * p.head_dim):
                 if ds == 0 and pd == 0:  # masked: q and dout may hold NaN
@@ -512,7 +488,8 @@ def _edge_gradients(p: Any, work: Any, node: Any, count: Any, item: Any, one: An
                 store_scalar(gradient + d * size, x)
         edge = load_int64(work + p.edges + 8 * e)
         for c in range(p.edge_dim):
-            weight, dweight = p.edge_weight + c * p.edge_row, p.dedge_weight + (item * p.edge_dim + c) * p.edge_row
+            weight = p.edge_weight + c * p.edge_row
+            dweight = p.dedge_weight + (item * p.edge_dim + c) * p.edge_row
             factor = splat(load_scalar(p.features + (edge * p.edge_dim + c) * size, one))
             total = splat(one - one)
             for d in range(0, length, width):
@@ -522,165 +499,192 @@ def _edge_gradients(p: Any, work: Any, node: Any, count: Any, item: Any, one: An
             store_scalar(p.dfeatures + (edge * p.edge_dim + c) * size, hsum(total))
 
 
-@jit
-def backward_target_item(address: Any, item: Any, part_row: Any, work: Any, one: Any) -> None:
-    """dq of an item's receiving nodes; pd and ds of their edges for the other walk; what belongs to edges."""
-    p = _read(address)
-    size, width, vector = scalar_bytes(one), lanes(one), vector_bytes(one)
+@helper()
+def _chunk_gradients(
+    p: Any, work: Any, node: Any, delta: Any, m: Any, l: Any, count: Any, pairs: Any, one: Any
+) -> None:
+    """Pd in ``weights``, ds in ``ds`` and dbias in ``spare_pairs`` of a chunk whose logits are there."""
+    size, vector, group = scalar_bytes(one), vector_bytes(one), edges_per_vector(pairs, one)
     slope, minus_inf, zero = _constant(p, _SLOPE, one), _constant(p, _MINUS_INF, one), splat(one - one)
     scale, cap = splat(_constant(p, _SCALE, one)), splat(_constant(p, _SOFTCAP, one))
+    keep_factor = _constant(p, _KEEP_FACTOR, one)
+    dout, heads, head_dim_v = p.dout + node * p.v_node, p.heads, p.head_dim_v
+    score, has_dropout, has_softcap = p.score, p.has_dropout, p.has_softcap
+    value_rows, edges = work + p.value_rows, work + p.edges
+    logits, inner, weights, ds_place, dbias = (
+        work + p.logits,
+        work + p.inner,
+        work + p.weights,
+        work + p.ds,
+        work + p.spare_pairs,
+    )
+    for edge in range(0, count, group):
+        dp = lane_dots(dout, value_rows + 8 * edge, 0, heads, head_dim_v, slope, pairs, one)
+        logit = load(logits, one)
+        x = mul(exp(sub(logit, m)), l)
+        pd = x
+        if has_dropout:
+            words = edges + 8 * edge
+            pd = drop_pairs(x, p.hash_0, p.hash_1, words, p.threshold, keep_factor, pairs)
+            dp = drop_pairs(dp, p.hash_0, p.hash_1, words, p.threshold, keep_factor, pairs)
+        ds = keep_where_equal(logit, minus_inf, zero, mul(x, sub(dp, delta)))
+        if score == DOT:
+            store(dbias, ds)
+            if has_softcap:
+                bent = div(load(inner, one), cap)
+                ds = mul(ds, sub(splat(one), mul(bent, bent)))
+            ds = mul(ds, scale)
+        elif score == ADDITIVE:
+            ds = slope_where(load(inner, one), ds, slope)
+            store(dbias, ds)
+        store(ds_place, ds)
+        store(weights, keep_where_equal(logit, minus_inf, zero, pd))
+        logits += vector
+        inner += vector
+        weights += vector
+        ds_place += vector
+        dbias += vector
+
+
+@jit
+def backward_target_item(address: Any, item: Any, part_row: Any, work: Any, pairs: Any, one: Any) -> None:
+    """dq of an item's receiving nodes; pd and ds of their edges for the other walk; what belongs to edges."""
+    p = _read(address)
+    size, vector, group = scalar_bytes(one), vector_bytes(one), edges_per_vector(pairs, one)
+    zero, slope, step = splat(one - one), _constant(p, _SLOPE, one), padded_heads(pairs) * scalar_bytes(one)
     first, stop, begin, end, part = _item(p.row_items, item)
     units = p.heads * p.key_blocks
-    _list_lanes(p, work + p.att_lanes, p.att, p.att_heads, one)
-    _zero(work + p.acc_2, units, one)  # the item's share of datt
+    weights, ds, acc, acc_att, key_rows, value_rows = (
+        work + p.weights,
+        work + p.ds,
+        work + p.acc,
+        work + p.acc_2,
+        work + p.key_rows,
+        work + p.value_rows,
+    )
+    _zero(acc_att, units, one)  # the item's share of datt
     _zero(work + p.edge_gradient, p.edge_row // vector, one)  # its padding is read
     for node in range(first, stop):
         lo, hi = _edges_of(p.row_ptr, node, part, begin, end)
-        _list_lanes(p, work + p.query_lanes, p.q + node * p.q_node, p.query_heads, one)
-        _list_lanes(p, work + p.dout_lanes, p.dout + node * p.v_node, p.value_heads, one)
-        _list_lanes(p, work + p.value_lanes, p.out + node * p.v_node, p.value_heads, one)
-        delta = lane_dots(work + p.dout_lanes, work + p.value_lanes, 0, p.head_dim_v, slope, one)
-        _node_softmax(p, work, node, one)
-        m, l = load(work + p.m_lanes, one), load(work + p.l_lanes, one)
-        _zero(work + p.acc, units, one)
+        own, dout = p.q + node * p.q_node, p.dout + node * p.v_node
+        store_scalar(value_rows, p.out + node * p.v_node)
+        for e in range(1, group):
+            store_scalar(value_rows + 8 * e, p.out + node * p.v_node)
+        delta = lane_dots(dout, value_rows, 0, p.heads, p.head_dim_v, slope, pairs, one)
+        _invert_sums(p, work + p.spare, node, one)
+        m = spread_heads(p.m + node * p.m_node, p.heads, pairs, one)
+        l = spread_heads(work + p.spare, p.heads, pairs, one)
+        _zero(acc, units, one)
         dscore = zero
         for slot in range(lo, hi, CHUNK):
             count = min(CHUNK, hi - slot)
-            _list_sources(p, work, slot, count, one)
-            _logits(p, work, count, one)
-            for pair in range(0, count << p.heads_log, width):
-                edge, place = pair >> p.heads_log, pair * size
-                _list_pairs(p, work + p.value_lanes, work + p.value_rows, edge, count, p.value_heads, one)
-                dp = lane_dots(work + p.dout_lanes, work + p.value_lanes, 0, p.head_dim_v, slope, one)
-                logit = load(work + p.logits + place, one)
-                x = mul(exp(sub(logit, m)), l)
-                pd = x
-                if p.has_dropout:
-                    _edge_words(p, work, edge, count, one)
-                    pd, dp = _drop(p, work, one, x), _drop(p, work, one, dp)
-                ds = keep_where_equal(logit, minus_inf, zero, mul(x, sub(dp, delta)))
-                if p.score == DOT:
-                    store(work + p.spare_pairs + place, ds)  # dbias
-                    if p.has_softcap:
-                        bent = div(load(work + p.inner + place, one), cap)
-                        ds = mul(ds, sub(splat(one), mul(bent, bent)))
-                    ds = mul(ds, scale)
-                elif p.score == ADDITIVE:
-                    ds = slope_where(load(work + p.inner + place, one), ds, slope)
-                    store(work + p.spare_pairs + place, ds)
-                    dscore = add(dscore, ds)
-                store(work + p.ds + place, ds)
-                store(work + p.weights + place, keep_where_equal(logit, minus_inf, zero, pd))
+            _list_sources(p, work, slot, count, pairs, one)
+            _logits(p, work, own, count, pairs, one)
+            _chunk_gradients(p, work, node, delta, m, l, count, pairs, one)
+            pair_rows = p.edge_pairs + slot * 2 * step
             for e in range(count):
-                row, pair = p.edge_pairs + (slot + e) * 2 * p.heads * size, e * p.heads_padded * size
-                for head in range(p.heads):
-                    at = pair + head * size
-                    store_scalar(row + head * size, load_scalar(work + p.weights + at, one))
-                    store_scalar(row + (p.heads + head) * size, load_scalar(work + p.ds + at, one))
+                copy_heads(pair_rows + e * 2 * step, weights + e * step, pairs, one)
+                copy_heads(pair_rows + e * 2 * step + step, ds + e * step, pairs, one)
             if p.has_bias:
                 for e in range(count):
                     row = p.edge_out + load_int64(work + p.edges + 8 * e) * p.m_node
                     for head in range(p.heads):
-                        at = work + p.spare_pairs + (e * p.heads_padded + head) * size
+                        at = work + p.spare_pairs + e * step + head * size
                         store_scalar(row + head * size, load_scalar(at, one))
             if p.score == DOT:
-                _sum_keys(p, work, work + p.acc, work + p.key_rows, work + p.ds, count, one)
+                _sum_keys(p, work, acc, key_rows, ds, count, pairs, one)
             elif p.score == DYNAMIC:
-                own = p.q + node * p.q_node
-                _sum_slopes(
-                    p,
-                    work + p.acc,
-                    work + p.acc_2,
-                    work + p.key_rows,
-                    work + p.ds,
-                    count,
-                    own,
-                    slope,
-                    one,
-                )
+                _sum_slopes(p, acc, acc_att, key_rows, ds, count, own, pairs, one)
+            else:
+                for n in range((count + group - 1) // group):
+                    dscore = add(dscore, load(ds + n * vector, one))
             if p.edge_dim > 0:
-                _edge_gradients(p, work, node, count, item, one)
+                _edge_gradients(p, work, node, count, item, pairs, one)
         row = p.dq + node * p.q_node
         if part >= 0:
             row = p.part_out + part_row * p.q_node
         if p.score == ADDITIVE:
-            store(work + p.acc, _fold_sum(p, dscore))
+            store(acc, fold_sum(pairs, dscore))
             for head in range(p.heads):
-                store_scalar(row + head * size, load_scalar(work + p.acc + head * size, one))
+                store_scalar(row + head * size, load_scalar(acc + head * size, one))
         else:
             if p.score == DYNAMIC:
-                _times_att(p, work, one)
-            _write_rows(row, work + p.acc, p.key_units, units, 0, work + p.spare, one)
+                _times_att(p, acc, one)
+            _write_rows(row, acc, p.key_units, units, 0, work + p.spare, one)
     if p.score == DYNAMIC:
         row = p.datt + item * p.heads * p.head_dim * size
-        _write_rows(row, work + p.acc_2, p.key_units, units, 0, work + p.spare, one)
+        _write_rows(row, acc_att, p.key_units, units, 0, work + p.spare, one)
 
 
 @helper()
-def _times_att(p: Any, work: Any, one: Any) -> None:
-    """acc *= att."""
+def _times_att(p: Any, acc: Any, one: Any) -> None:
+    """Acc *= att."""
     size = scalar_bytes(one)
     for u in range(p.heads * p.key_blocks):
-        offset, count = load_int64(p.key_units + u * UNIT_BYTES), load_int64(p.key_units + u * UNIT_BYTES + 16)
-        for d in range(count):
-            place = work + p.acc + u * vector_bytes(one) + d * size
-            store_scalar(place, load_scalar(place, one) * load_scalar(p.att + offset + d * size, one))
+        unit = p.key_units + u * UNIT_BYTES
+        att, place = p.att + load_int64(unit), acc + u * vector_bytes(one)
+        for d in range(load_int64(unit + 16)):
+            at = place + d * size
+            store_scalar(at, load_scalar(at, one) * load_scalar(att + d * size, one))
 
 
 @jit
-def backward_source_item(address: Any, item: Any, part_row: Any, work: Any, one: Any) -> None:
+def backward_source_item(address: Any, item: Any, part_row: Any, work: Any, pairs: Any, one: Any) -> None:
     """dk and dv of an item's sending nodes, from the pd and ds of their edges."""
     p = _read(address)
-    size, width = scalar_bytes(one), lanes(one)
-    slope, zero = _constant(p, _SLOPE, one), splat(one - one)
+    size, vector, group = scalar_bytes(one), vector_bytes(one), edges_per_vector(pairs, one)
+    zero, step = splat(one - one), padded_heads(pairs) * scalar_bytes(one)
     first, stop, begin, end, part = _item(p.col_items, item)
     key_units, value_units = p.heads * p.key_blocks, p.heads * p.value_blocks
-    # padded heads are never written by the loops below, and their weights must not be garbage
-    _zero(work + p.weights, CHUNK * p.heads_padded // width + 1, one)
-    _zero(work + p.ds, CHUNK * p.heads_padded // width + 1, one)
+    weights, ds, acc, acc_v, key_rows, value_rows = (
+        work + p.weights,
+        work + p.ds,
+        work + p.acc,
+        work + p.acc_2,
+        work + p.key_rows,
+        work + p.value_rows,
+    )
     for node in range(first, stop):
         lo, hi = _edges_of(p.col_ptr, node, part, begin, end)
-        _zero(work + p.acc, key_units, one)
-        _zero(work + p.acc_2, value_units, one)
+        _zero(acc, key_units, one)
+        _zero(acc_v, value_units, one)
         dscore = zero
         for place in range(lo, hi, CHUNK):
             count = min(CHUNK, hi - place)
+            q, q_node, dout, v_node, edge_pairs = p.q, p.q_node, p.dout, p.v_node, p.edge_pairs
+            targets, slots = p.col_target + 4 * place, p.col_slot + 8 * place
             for e in range(count):
-                target = load_node(p.col_target + 4 * (place + e))
-                store_scalar(work + p.key_rows + 8 * e, p.q + target * p.q_node)
-                store_scalar(work + p.value_rows + 8 * e, p.dout + target * p.v_node)
-                slot = load_int64(p.col_slot + 8 * (place + e))
-                row, pair = p.edge_pairs + slot * 2 * p.heads * size, e * p.heads_padded * size
-                for head in range(p.heads):
-                    at = pair + head * size
-                    store_scalar(work + p.weights + at, load_scalar(row + head * size, one))
-                    store_scalar(work + p.ds + at, load_scalar(row + (p.heads + head) * size, one))
-                if p.edge_dim > 0:
-                    store_scalar(work + p.edges + 8 * e, load_int64(p.row_edge + 8 * slot))
-            _sum_values(p, work, work + p.acc_2, work + p.value_rows, work + p.weights, count, one)
+                target = load_node(targets + 4 * e)
+                store_scalar(key_rows + 8 * e, q + target * q_node)
+                store_scalar(value_rows + 8 * e, dout + target * v_node)
+                row = edge_pairs + load_int64(slots + 8 * e) * 2 * step
+                copy_heads(weights + e * step, row, pairs, one)
+                copy_heads(ds + e * step, row + step, pairs, one)
+            _sum_values(p, work, acc_v, value_rows, weights, count, pairs, one)
             if p.score == DOT:
-                _sum_keys(p, work, work + p.acc, work + p.key_rows, work + p.ds, count, one)
+                _sum_keys(p, work, acc, key_rows, ds, count, pairs, one)
             elif p.score == DYNAMIC:
                 if p.edge_dim > 0:
-                    _project(p, work + p.key_rows, work + p.key_buffer, work + p.edges, count, one)
+                    for e in range(count):
+                        edge = load_int64(p.row_edge + 8 * load_int64(slots + 8 * e))
+                        store_scalar(work + p.edges + 8 * e, edge)
+                    _project(p, key_rows, work + p.key_buffer, work + p.edges, count, one)
                 own = p.k + node * p.k_node
-                _sum_slopes(
-                    p, work + p.acc, 0, work + p.key_rows, work + p.ds, count, own, slope, one
-                )
+                _sum_slopes(p, acc, 0, key_rows, ds, count, own, pairs, one)
             else:
-                pairs = count << p.heads_log
-                for pair in range(0, pairs, width):
-                    ds = keep_between(load(work + p.ds + pair * size, one), zero, pair, 0, pairs)
-                    dscore = add(dscore, ds)
+                total = count * padded_heads(pairs)
+                for n in range((count + group - 1) // group):
+                    x = load(ds + n * vector, one)
+                    dscore = add(dscore, keep_between(x, zero, n * lanes(one), 0, total))
         dk_row, dv_row = p.dk + node * p.k_node, p.dv + node * p.v_node
         if part >= 0:
             dk_row, dv_row = p.part_out + part_row * p.k_node, p.part_dv + part_row * p.v_node
         if p.score == ADDITIVE:
-            store(work + p.acc, _fold_sum(p, dscore))
+            store(acc, fold_sum(pairs, dscore))
             for head in range(p.heads):
-                store_scalar(dk_row + head * size, load_scalar(work + p.acc + head * size, one))
+                store_scalar(dk_row + head * size, load_scalar(acc + head * size, one))
         else:
             if p.score == DYNAMIC:
-                _times_att(p, work, one)
-            _write_rows(dk_row, work + p.acc, p.key_units, key_units, 0, work + p.spare, one)
-        _write_rows(dv_row, work + p.acc_2, p.value_units, value_units, 0, work + p.spare, one)
+                _times_att(p, acc, one)
+            _write_rows(dk_row, acc, p.key_units, key_units, 0, work + p.spare, one)
+        _write_rows(dv_row, acc_v, p.value_units, value_units, 0, work + p.spare, one)
