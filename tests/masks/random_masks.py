@@ -165,16 +165,16 @@ KINDS = [
 ]
 
 
-def composition(extent: Extent, rng: np.random.Generator, depth: int = 3):
-    """A random composition and its definition as a dense array."""
+def composition(extent: Extent, rng: np.random.Generator, depth: int = 3, *, define: bool = True):
+    """A random composition and its definition as a dense array (empty unless ``define``)."""
     if depth == 0 or rng.random() < 0.25:
         mask, visible = one_mask(KINDS[rng.integers(len(KINDS))], extent, rng)
-        return mask, by_definition(visible, extent)
-    left, dense = composition(extent, rng, depth - 1)
+        return mask, by_definition(visible, extent) if define else np.zeros(0, bool)
+    left, dense = composition(extent, rng, depth - 1, define=define)
     operator = rng.integers(5)
     if operator == 0:
         return ~left, ~dense
-    right, other = composition(extent, rng, depth - 1)
+    right, other = composition(extent, rng, depth - 1, define=define)
     return (left & right, dense & other) if operator < 3 else (left | right, dense | other)
 
 
