@@ -4,10 +4,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import threadpoolctl
 
 import npattn
 from npattn.kernels import select
 from npattn.kernels.tile import numpy_tiled
+
+# The products in tests are small, and idle BLAS threads spin: on a machine with other work a test takes ten
+# times as long with them.
+threadpoolctl.threadpool_limits(1, user_api="blas")
 
 #: Every implementation that runs on a CPU; numpy twice, as small inputs would fill just one of its tiles.
 IMPLEMENTATIONS = ("oracle", "numpy", "numpy, small tiles", "numba")
