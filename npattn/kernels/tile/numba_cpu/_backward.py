@@ -18,8 +18,11 @@ by batch elements or by heads of several units is served by `bias_units`, which 
 products), each unit owning the entries it adds to.
 """
 
+from typing import Final
+
 from numba import types
 
+from npattn._dropout import R0, R1
 from npattn.kernels._jit import helper, jit
 from npattn.kernels._simd.exp import exp, exp_scalar
 from npattn.kernels._simd.hashing import drop
@@ -28,6 +31,7 @@ from npattn.kernels._simd.vectors import (
     add,
     cast,
     fma,
+    greater,
     hsum,
     keep_where_equal,
     lanes,
@@ -54,15 +58,18 @@ from npattn.kernels.tile.numba_cpu._rows import (
     store_row,
 )
 from npattn.kernels.tile.numba_cpu._tile import (
-    R0,
-    R1,
     finish_logits,
+    first_visible,
+    last_visible,
     list_of,
     matmul_visible,
     note_visible,
     row_word,
     scale_rows,
 )
+from npattn.plans.tiles import INTERVAL
+
+STRIP: Final = 24  # rows of a tile that an interval's edge crosses: four register tiles
 
 
 @jit
@@ -200,15 +207,11 @@ def uncap(p, ds, capped, s_row, rows, vectors, factor, one):
 
 @helper(types.boolean)
 def tile_gradients(
-    p, b, h, lst, row, tile, kind, bitmap, q, q_row, do, do_row, kt, vt, s, dp, capped, factor, one
-):
+    p, b, h, lst, i0, count, j0, width_k, kind, bitmap, q, q_row, do, do_row, kt, vt, s, dp, capped, factor, one
+):  # fmt: skip
     """S and dP of one pair of tiles, then P and factor * dS in their place; returns whether pairs are masked."""
     n = lanes(one)
     size = scalar_bytes(one)
-    i0 = row * p.tile_q
-    count = lesser(p.tile_q, p.len_q - i0)
-    j0 = tile * p.tile_k
-    width_k = lesser(p.tile_k, p.len_k - j0)
     vectors = (width_k + n - 1) // n
     s_row = p.tile_k * size
     matmul(q, q_row, size, kt, s_row, s, s_row, count, vectors, p.dim, False, one)
@@ -220,6 +223,48 @@ def tile_gradients(
         note_visible(s, s_row, capped + p.tile_q * s_row, count, vectors, one)
     weights_and_grads(p, b, h, i0, count, j0, vectors, s, dp, s_row, masked, factor, one)
     return masked
+
+
+@helper()
+def pair_step(
+    p, b, h, lst, i0, count, j0, width_k, kind, bitmap, q, q_row, do, v_row, kt, vt, k, k_row, s, dp, capped,
+    dq, dk, dv, one,
+):  # fmt: skip
+    """Some queries meet some keys: their shares of dQ, dK and dV."""
+    n = lanes(one)
+    size = scalar_bytes(one)
+    s_row = p.tile_k * size
+    vectors = (width_k + n - 1) // n
+    q_vectors = (p.dim + n - 1) // n
+    v_vectors = (p.dim_v + n - 1) // n
+    scale = cast(p.scale_before, one)
+    late = p.has_bias or p.has_softcap  # the scale waits until dbias has had its share
+    masked = tile_gradients(
+        p, b, h, lst, i0, count, j0, width_k, kind, bitmap, q, q_row, do, v_row, kt, vt, s, dp, capped,
+        cast(1.0, one) if late else scale, one,
+    )  # fmt: skip
+    if late:
+        if p.dbias != 0:
+            add_dbias(p, b, h, i0, count, j0, width_k, dp, s_row, one)
+        if p.has_softcap:
+            uncap(p, dp, capped, s_row, count, vectors, scale, one)
+        else:
+            scale_rows(dp, s_row, count, vectors, scale, one)
+    if masked:
+        masked = (
+            has_nonfinite(k, k_row, width_k, q_vectors, one)
+            or has_nonfinite(q, q_row, count, q_vectors, one)
+            or has_nonfinite(do, v_row, count, v_vectors, one)
+        )
+    if masked:
+        visible = capped + p.tile_q * s_row
+        matmul_visible(s, visible, size, s_row, do, v_row, dv, v_row, width_k, v_vectors, count, one)
+        matmul_visible(dp, visible, size, s_row, q, q_row, dk, q_row, width_k, q_vectors, count, one)
+        matmul_visible(dp, visible, s_row, size, k, k_row, dq, p.dq_row, count, q_vectors, width_k, one)
+    else:
+        matmul(s, size, s_row, do, v_row, dv, v_row, width_k, v_vectors, count, True, one)
+        matmul(dp, size, s_row, q, q_row, dk, q_row, width_k, q_vectors, count, True, one)
+        matmul(dp, s_row, size, k, k_row, dq, p.dq_row, count, q_vectors, width_k, True, one)
 
 
 @helper()
@@ -237,8 +282,7 @@ def key_tile(p, b, g, chunk, tile, scratch, one):
     s = scratch
     dp = s + square
     capped = dp + square
-    visible = capped + square
-    kt = visible + square
+    kt = capped + 2 * square
     vt = kt + p.dim * s_row
     dk = vt + p.dim_v * s_row
     dv = dk + p.tile_k * q_row
@@ -259,10 +303,6 @@ def key_tile(p, b, g, chunk, tile, scratch, one):
         k_row = q_row
     fill_zero(dk, width_k * q_vectors, one)
     fill_zero(dv, width_k * v_vectors, one)
-    k_checked = False
-    k_garbage = False
-    scale = cast(p.scale_before, one)
-    late = p.has_bias or p.has_softcap  # the scale must wait until dbias has its share
 
     for h in range(g * p.group, (g + 1) * p.group):
         lst = list_of(p, b, h)
@@ -271,46 +311,33 @@ def key_tile(p, b, g, chunk, tile, scratch, one):
             kind = load_int32(p.col_kind + span * 4)
             bitmap = load_int32(p.col_bits + span * 4)
             for row in range(load_int32(p.col_first + span * 4), load_int32(p.col_stop + span * 4)):
-                i0 = row * p.tile_q
-                count = lesser(p.tile_q, p.len_q - i0)
-                q = p.q + b * p.q_b + h * p.q_h + i0 * p.q_i
+                tile_i0 = row * p.tile_q
+                tile_count = lesser(p.tile_q, p.len_q - tile_i0)
+                q = p.q + b * p.q_b + h * p.q_h + tile_i0 * p.q_i
                 if p.kind != 0 or p.q_i != q_row or p.dim != q_vectors * n:
-                    copy_rows(q, p.q_i, q_copy, q_row, count, p.dim, p.kind, one)
+                    copy_rows(q, p.q_i, q_copy, q_row, tile_count, p.dim, p.kind, one)
                     q = q_copy
-                do = p.dout + b * p.dout_b + h * p.dout_h + i0 * p.dout_i
+                do = p.dout + b * p.dout_b + h * p.dout_h + tile_i0 * p.dout_i
                 if p.kind != 0 or p.dout_i != v_row or p.dim_v != v_vectors * n:
-                    copy_rows(do, p.dout_i, do_copy, v_row, count, p.dim_v, p.kind, one)
+                    copy_rows(do, p.dout_i, do_copy, v_row, tile_count, p.dim_v, p.kind, one)
                     do = do_copy
-                masked = tile_gradients(
-                    p, b, h, lst, row, tile, kind, bitmap, q, q_row, do, v_row, kt, vt, s, dp, capped,
-                    cast(1.0, one) if late else scale, one,
-                )  # fmt: skip
-                vectors = (width_k + n - 1) // n
-                if late:
-                    if p.dbias != 0:
-                        add_dbias(p, b, h, i0, count, j0, width_k, dp, s_row, one)
-                    if p.has_softcap:
-                        uncap(p, dp, capped, s_row, count, vectors, scale, one)
-                    else:
-                        scale_rows(dp, s_row, count, vectors, scale, one)
-                garbage = False
-                if masked:
-                    if not k_checked:
-                        k_garbage = has_nonfinite(k, k_row, width_k, q_vectors, one)
-                        k_checked = True
-                    garbage = k_garbage or has_nonfinite(q, q_row, count, q_vectors, one)
-                    garbage = garbage or has_nonfinite(do, v_row, count, v_vectors, one)
-                dq = p.dq + (((chunk * p.batch + b) * p.heads_q + h) * p.len_q + i0) * p.dq_row
-                if garbage:
-                    matmul_visible(s, visible, size, s_row, do, v_row, dv, v_row, width_k, v_vectors, count, one)
-                    matmul_visible(dp, visible, size, s_row, q, q_row, dk, q_row, width_k, q_vectors, count, one)
-                    matmul_visible(
-                        dp, visible, s_row, size, k, k_row, dq, p.dq_row, count, q_vectors, width_k, one
-                    )
-                else:
-                    matmul(s, size, s_row, do, v_row, dv, v_row, width_k, v_vectors, count, True, one)
-                    matmul(dp, size, s_row, q, q_row, dk, q_row, width_k, q_vectors, count, True, one)
-                    matmul(dp, s_row, size, k, k_row, dq, p.dq_row, count, q_vectors, width_k, True, one)
+                dq = p.dq + (((chunk * p.batch + b) * p.heads_q + h) * p.len_q + tile_i0) * p.dq_row
+                strip = STRIP if kind == INTERVAL else tile_count
+                for r in range(0, tile_count, strip):
+                    i0 = tile_i0 + r
+                    count = lesser(strip, tile_count - r)
+                    skip = 0
+                    stop = width_k
+                    if kind == INTERVAL:
+                        stop = lesser(width_k, last_visible(p, lst, i0, count) - j0)
+                        skip = greater(first_visible(p, lst, i0, count) - j0, 0) // n * n
+                    if skip < stop:
+                        pair_step(
+                            p, b, h, lst, i0, count, j0 + skip, stop - skip, kind, bitmap,
+                            q + r * q_row, q_row, do + r * v_row, v_row,
+                            kt + skip * size, vt + skip * size, k + skip * k_row, k_row,
+                            s, dp, capped, dq + r * p.dq_row, dk + skip * q_row, dv + skip * v_row, one,
+                        )  # fmt: skip
 
     item = size if p.kind == 0 else 2
     after = cast(p.scale_after, one)
@@ -425,8 +452,8 @@ def bias_units(address, first, stop, scratch, one):
                             unity = cast(1.0, one)
                             pack_transposed(v, p.v_j, vt, s_row, width_k, p.dim_v, unity, p.kind, one)
                             tile_gradients(
-                                p, b, h, lst, row, tile, kind, bitmap, q, q_row, do, v_row, kt, vt, s, dp, capped,
-                                unity, one,
+                                p, b, h, lst, i0, count, j0, width_k, kind, bitmap, q, q_row, do, v_row, kt, vt, s,
+                                dp, capped, unity, one,
                             )  # fmt: skip
                             add_dbias(p, b, h, i0, count, j0, width_k, dp, s_row, one)
 

@@ -9,6 +9,8 @@ In scratch: the query block (rows, dim), logits (rows, tile_k), acc (rows, dim_v
 lane, and the packed keys. In registers: a tile of 6 rows x 4 vectors of logits or acc (`_simd.matmul`).
 """
 
+from typing import Final
+
 from npattn.kernels._jit import helper, jit
 from npattn.kernels._simd.matmul import matmul
 from npattn.kernels._simd.vectors import (
@@ -37,12 +39,46 @@ from npattn.kernels.tile.numba_cpu._rows import (
 )
 from npattn.kernels.tile.numba_cpu._tile import (
     drop_rows,
+    first_visible,
     finish_logits,
+    last_visible,
     list_of,
     matmul_visible,
     note_visible,
     online_softmax,
 )
+from npattn.plans.tiles import INTERVAL
+
+STRIP: Final = 12  # rows; two register tiles
+
+
+@helper()
+def key_step(
+    p, b, lst, h0, heads, i0, count, j0, width_k, kind, bitmap, q, q_row, packed, v, value_row, s, visible, m,
+    l_parts, acc, acc_row, one,
+):  # fmt: skip
+    """One step of the online softmax: a block of rows meets up to tile_k keys."""
+    n = lanes(one)
+    size = scalar_bytes(one)
+    s_row = p.tile_k * size
+    rows = heads * count
+    vectors = (width_k + n - 1) // n
+    acc_vectors = (p.dim_v + n - 1) // n
+    matmul(q, q_row, size, packed, s_row, s, s_row, rows, vectors, p.dim, False, one)
+    partial = finish_logits(
+        p, b, lst, h0, heads, i0, count, j0, width_k, kind, bitmap, s, s_row, vectors, 0, one
+    )
+    if partial:
+        partial = has_nonfinite(v, value_row, width_k, acc_vectors, one)
+        if partial:
+            note_visible(s, s_row, visible, rows, vectors, one)
+    online_softmax(s, s_row, m, l_parts, acc, acc_row, acc_vectors, rows, vectors, one)
+    if p.has_dropout:
+        drop_rows(p, b, h0, heads, i0, count, j0, s, s_row, vectors, one)
+    if partial:
+        matmul_visible(s, visible, s_row, size, v, value_row, acc, acc_row, rows, acc_vectors, width_k, one)
+    else:
+        matmul(s, s_row, size, v, value_row, acc, acc_row, rows, acc_vectors, width_k, True, one)
 
 
 @helper()
@@ -83,29 +119,28 @@ def query_block(p, b, g, h0, heads, row, scratch, keys, values, value_row, pack_
     for span in range(load_int32(ptr), load_int32(ptr + 4)):
         kind = load_int32(p.row_kind + span * 4)
         bitmap = load_int32(p.row_bits + span * 4)
+        # an interval's edge crosses the tile: strips of rows, each as wide as its own rows see
+        strip = STRIP if kind == INTERVAL and heads == 1 else rows
         for tile in range(load_int32(p.row_first + span * 4), load_int32(p.row_stop + span * 4)):
-            j0 = tile * p.tile_k
-            width_k = lesser(p.tile_k, p.len_k - j0)
-            vectors = (width_k + n - 1) // n
-            packed = keys + (tile - pack_first) * key_tile
-            matmul(q, q_row, size, packed, s_row, s, s_row, rows, vectors, p.dim, False, one)
-            partial = finish_logits(
-                p, b, lst, h0, heads, i0, count, j0, width_k, kind, bitmap, s, s_row, vectors, 0, one
-            )
-            v = values + (tile - pack_first) * p.tile_k * value_row
-            if partial:
-                partial = has_nonfinite(v, value_row, width_k, acc_vectors, one)
-                if partial:
-                    note_visible(s, s_row, visible, rows, vectors, one)
-            online_softmax(s, s_row, m, l_parts, acc, acc_row, acc_vectors, rows, vectors, one)
-            if p.has_dropout:
-                drop_rows(p, b, h0, heads, i0, count, j0, s, s_row, vectors, one)
-            if partial:
-                matmul_visible(
-                    s, visible, s_row, size, v, value_row, acc, acc_row, rows, acc_vectors, width_k, one
-                )
-            else:
-                matmul(s, s_row, size, v, value_row, acc, acc_row, rows, acc_vectors, width_k, True, one)
+            for r in range(0, rows, strip):
+                ii = r if heads == 1 else 0
+                some = lesser(strip, rows - r) if heads == 1 else count
+                j0 = tile * p.tile_k
+                j1 = lesser(j0 + p.tile_k, p.len_k)
+                packed = keys + (tile - pack_first) * key_tile
+                v = values + (tile - pack_first) * p.tile_k * value_row
+                if kind == INTERVAL:
+                    j1 = lesser(j1, last_visible(p, lst, i0 + ii, some))
+                    skip = greater(first_visible(p, lst, i0 + ii, some) - j0, 0) // n * n
+                    j0 += skip
+                    packed += skip * size
+                    v += skip * value_row
+                if j0 < j1:
+                    key_step(
+                        p, b, lst, h0, heads, i0 + ii, some, j0, j1 - j0, kind, bitmap, q + r * q_row, q_row,
+                        packed, v, value_row, s, visible, m + r * size, l_parts + r * width,
+                        acc + r * acc_row, acc_row, one,
+                    )  # fmt: skip
 
     zero = cast(0.0, one)
     for hh in range(heads):

@@ -7,6 +7,7 @@ of a group with few queries (decoding) stand together in one block.
 
 from numba import types
 
+from npattn._dropout import R0, R1
 from npattn.kernels._jit import helper
 from npattn.kernels._simd.exp import exp, exp_scalar, tanh
 from npattn.kernels._simd.hashing import drop, fold
@@ -14,6 +15,7 @@ from npattn.kernels._simd.vectors import (
     add,
     any_greater,
     cast,
+    greater,
     div,
     fma,
     hmax,
@@ -37,8 +39,6 @@ from npattn.kernels._simd.vectors import (
 from npattn.kernels.tile.numba_cpu._rows import NEGATIVE_INFINITY, element
 from npattn.plans.tiles import BITS, INTERVAL
 
-R0 = 0x243F6A88
-R1 = 0x85A308D3
 
 
 @helper(types.intp)
@@ -47,6 +47,24 @@ def list_of(p, b, h):
     b = b if p.list_batches > 1 else 0
     h = h if p.list_heads > 1 else 0
     return load_int32(p.list_of + (b * p.list_heads + h) * 4)
+
+
+@helper(types.intp)
+def first_visible(p, lst, i0, count):
+    """The smallest lo of ``count`` queries from i0."""
+    best = load_int32(p.lo + lst * p.lo_row + i0 * 4)
+    for ii in range(1, count):
+        best = lesser(best, load_int32(p.lo + lst * p.lo_row + (i0 + ii) * 4))
+    return best
+
+
+@helper(types.intp)
+def last_visible(p, lst, i0, count):
+    """The largest hi of ``count`` queries from i0."""
+    best = load_int32(p.hi + lst * p.lo_row + i0 * 4)
+    for ii in range(1, count):
+        best = greater(best, load_int32(p.hi + lst * p.lo_row + (i0 + ii) * 4))
+    return best
 
 
 @helper()
