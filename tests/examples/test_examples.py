@@ -21,6 +21,7 @@ EXAMPLES = {
     "linear_attention": (["--length", "512"], r"agree with npattn\.linear_attention"),
     "encoder_patterns": (["--save", "{tmp}"], r"'cat' after three layers: cat 0\.\d\d"),
     "kv_cache": ([], r"the fork takes 0 more, 1 when it writes"),
+    "find_key_tokens": (["--length", "2048"], r"where the most focused words look:\n  \S+ → "),
     "cost_of_length": (["--length", "512", "--save", "{tmp}"], r"whole matrices +\d+\.\d\d"),
 }
 
