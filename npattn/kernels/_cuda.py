@@ -118,6 +118,11 @@ def why_unavailable() -> str | None:
     return None
 
 
+def device_of(array: Any) -> Any:
+    """A context in which the array's device is the current one."""
+    return array.device
+
+
 def require_gpu_array(array: Any) -> None:
     """TypeError unless ``array`` is a CuPy array: nothing is copied between devices silently."""
     cupy = sys.modules.get("cupy")
@@ -254,6 +259,7 @@ __all__ = [
     "cache_folder",
     "compile_cubin",
     "current_device",
+    "device_of",
     "pointer",
     "processors",
     "require_gpu_array",

@@ -16,6 +16,8 @@ struct bf16 { u16 bits; };  // the upper half of a float
 
 template <bool FIRST, class X, class Y> struct Either { using type = X; };
 template <class X, class Y> struct Either<false, X, Y> { using type = Y; };
+template <class X, class Y> struct Same { static constexpr bool value = false; };
+template <class X> struct Same<X, X> { static constexpr bool value = true; };
 struct alignas(16) Bytes16 { u32 x[4]; };
 
 #ifndef CUDA_HOST_SHIM

@@ -188,6 +188,14 @@ static const char* launch(void (*body)(const void*), const unsigned* grid, const
 
 // ---- barriers and warp collectives --------------------------------------------------------------------------------
 inline void __syncthreads() { host::meet(host::barrier, host::num_alive, -1, nullptr, [](void**) {}); }
+inline int __syncthreads_or(int claim) {
+    static int any[2];                  // by turn: a thread may reach the next barrier before all have read this one's
+    int& mine = any[host::barrier.turn & 1];
+    if (host::barrier.arrived == 0) mine = 0;
+    mine |= claim != 0;
+    __syncthreads();
+    return mine;
+}
 inline void __syncwarp(unsigned = 0xffffffffu) { host::warp_meet(nullptr, [](void**) {}); }
 template <class X> struct HostExchange { X in, out; int lane; };
 template <class X> inline X host_exchange(X v, int from_lane) {

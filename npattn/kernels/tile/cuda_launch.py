@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from npattn._arrays import accumulation_dtype
 from npattn._dropout import threshold
 from npattn._typing import Array
 from npattn.kernels._cuda import Kernel, Launch, pointer, struct_dtype
@@ -44,7 +43,7 @@ class Config(NamedTuple):
 # consumer cards (sm_86, sm_89) run the same kernels; data-center cards then hold two blocks or more.
 _FORWARD: Final = {
     (2, 64): Config(4, 2, 64, 2, 64),
-    (2, 128): Config(4, 2, 64, 2, 128),
+    (2, 128): Config(4, 2, 32, 2, 128),
     (2, 256): Config(4, 1, 32, 2, 256),
     (4, 64): Config(4, 1, 64, 2, 64),
     (4, 128): Config(4, 1, 32, 2, 128),
@@ -91,7 +90,7 @@ _TABLES: Final = {
     "decode": _DECODE,
     "backward_rows": _BACKWARD_ROWS,
     "backward_cols": _BACKWARD_COLS,
-    "dbias": _BACKWARD_ROWS,
+    "dbias": _BACKWARD_ROWS | {(2, 64): Config(4, 1, 32, 1, 64)},
 }
 _FILES: Final = {
     "forward": ("device.cuh", "tile/tile.cuh", "tile/forward.cu"),
@@ -173,9 +172,7 @@ def kernel_of(family: str, problem: Problem, paged: bool = False) -> tuple[Kerne
 
 def _tile_bytes(rows: int, cols: int, itemsize: int) -> int:
     """Bytes of a Tile of tile.cuh."""
-    swizzled = itemsize == 2 and cols % 64 == 0
-    stride = cols if swizzled else cols + (4 if itemsize == 8 else 16 // itemsize)
-    return rows * stride * itemsize
+    return rows * (cols * itemsize + (32 if itemsize == 8 else 16))
 
 
 def shared_bytes(family: str, kernel: Kernel, itemsize: int) -> int:
@@ -189,7 +186,7 @@ def shared_bytes(family: str, kernel: Kernel, itemsize: int) -> int:
     both = _tile_bytes(block, dim, itemsize) + _tile_bytes(block, dim_v, itemsize)
     stage = _tile_bytes(step, dim, itemsize) + _tile_bytes(step, dim_v, itemsize)
     if family == "dbias":
-        return both + stage + 16 * block
+        return max(both + stage, block * step * max(itemsize, 4))
     if family == "backward_cols":
         stage += step * (3 * max(itemsize, 4) + 16)  # the rows' m, 1 / l, delta, lo, hi, r0, r1
     return both + stages * stage
@@ -349,10 +346,3 @@ def largest_shared_bytes(problem: Problem) -> int:
     """What the hungriest kernel of forward and backward asks for."""
     families = ["forward", "decode", "backward_rows", "backward_cols"] + ["dbias"] * problem.has_bias
     return max(shared_bytes(f, kernel_of(f, problem)[0], problem.dtype.itemsize) for f in families)
-
-
-def workspace_shapes(problem: Problem) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Scratch arrays of ``backward_launches``: (shape, dtype); absmax must be zero."""
-    acc = accumulation_dtype(problem.dtype)
-    rows = (problem.batch, problem.heads_q, problem.len_q)
-    return {"delta": (rows, acc), "absmax": ((1,), np.dtype(np.float32))}

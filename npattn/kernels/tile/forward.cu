@@ -9,14 +9,6 @@
 // DECODE 1 is for few queries and many keys: a grid axis splits the keys, each block writes acc, m, l of its part
 // to part_*, and attention_merge joins them in a fixed order.
 
-struct QueryRow {   // one of the 2 * FRAGS rows a thread works on
-    int i, h;       // query and head
-    bool is_real;
-    int lo, hi;     // visible keys, where the plan's intervals say
-    const Acc* bias;
-    DropRow drop;
-};
-
 // Row `r` of all rows the block's (batch, head) has: DECODE packs the heads of a group.
 __device__ __forceinline__ void place_row(const Params& p, int r, int first_head, int& i, int& h) {
     const int group = DECODE ? p.heads_q / p.heads_kv : 1;
@@ -26,21 +18,32 @@ __device__ __forceinline__ i64 flat_row(const Params& p, int b, int h, int i) {
     return ((i64)b * p.heads_q + h) * p.len_q + i;
 }
 
+struct Rows {        // the rows of one thread: row r of 2 * FRAGS is number first + r / 2 * 16 + r % 2 * 8
+    int b, first_head, first, count;
+    __device__ __forceinline__ int number(int r) const { return min(first + r / 2 * 16 + r % 2 * 8, count - 1); }
+    __device__ __forceinline__ bool is_real(int r) const { return first + r / 2 * 16 + r % 2 * 8 < count; }
+};
+
 // s: dot products in, unnormalised weights out (before dropout they are added to l; after it they go on to V).
+// GUARDED: the step may hold masked pairs.
 template <bool GUARDED>
-__device__ __forceinline__ void online_softmax(const Params& p, const Step& step, const QueryRow (&rows)[2 * FRAGS],
+__device__ __forceinline__ void online_softmax(const Params& p, const Step& step, const Rows& rows,
                                                Acc (&s)[FRAGS][STEP / 8][4], Acc (&m)[2 * FRAGS], Acc (&l)[2 * FRAGS],
                                                Acc (&acc)[FRAGS][OUT_COLS / 8][4]) {
     const int t = threadIdx.x & 3;
 #pragma unroll
     for (int r = 0; r < 2 * FRAGS; ++r) {
         const int f = r / 2, e0 = r % 2 * 2;
-        const QueryRow& row = rows[r];
-        int lo = 0, hi = p.len_k;
+        int i = 0, h = 0, lo = 0, hi = p.len_k;
+        if (GUARDED || HAS_DROPOUT) place_row(p, rows.number(r), rows.first_head, i, h);
         const u32* words = nullptr;
-        if (GUARDED && step.kind == INTERVAL) lo = row.lo, hi = row.hi;
-        if (GUARDED && step.kind == BITS)
-            words = p.bits + ((i64)step.bits * p.tile_q + row.i % p.tile_q) * (p.tile_k / 32);
+        const Acc* bias = nullptr;
+        if (GUARDED && step.kind == INTERVAL) {
+            const i64 at = (i64)list_of(p, rows.b, rows.first_head) * p.len_q + i;
+            lo = p.lo[at], hi = min(p.hi[at], p.len_k);
+        }
+        if (GUARDED && step.kind == BITS) words = p.bits + ((i64)step.bits * p.tile_q + i % p.tile_q) * (p.tile_k / 32);
+        if (HAS_BIAS) bias = (const Acc*)p.bias + rows.b * p.bias_stride[0] + h * p.bias_stride[1] + i * p.bias_stride[2];
 
         Acc largest = m[r];
 #pragma unroll
@@ -55,9 +58,10 @@ __device__ __forceinline__ void online_softmax(const Params& p, const Step& step
                 x = logit_of(p, x, capped);
                 if (GUARDED) {
                     const int j = j0 + e;
-                    bool visible = j >= lo && j < hi && (word >> e & 1);
-                    if (HAS_BIAS && visible && row.is_real) x += row.bias[j * p.bias_stride[3]];
-                    if (!visible) x = minus_infinity();
+                    const bool visible = j >= lo && j < hi && (word >> e & 1);
+                    if (HAS_BIAS && visible) x += bias[j * p.bias_stride[3]];
+                    // NaN + -inf is NaN: what the bias masks is set, not added
+                    if (!visible || (HAS_BIAS && bias[j * p.bias_stride[3]] == minus_infinity())) x = minus_infinity();
                 }
                 largest = larger(largest, x);
             }
@@ -71,6 +75,8 @@ __device__ __forceinline__ void online_softmax(const Params& p, const Step& step
 #pragma unroll
             for (int n = 0; n < OUT_COLS / 8; ++n) acc[f][n][e0] *= shrink, acc[f][n][e0 + 1] *= shrink;
         }
+        DropRow drop;
+        if (HAS_DROPOUT) drop = drop_row(p.seed_lo, p.seed_hi, rows.b, h, i);
 #pragma unroll
         for (int n = 0; n < STEP / 8; ++n)
 #pragma unroll
@@ -78,22 +84,12 @@ __device__ __forceinline__ void online_softmax(const Params& p, const Step& step
                 Acc& x = s[f][n][e0 + e];
                 x = exp_of(x - pivot);
                 l[r] += x;
-                if (HAS_DROPOUT && !kept(row.drop, step.start + n * 8 + 2 * t + e, p.drop_threshold)) x = 0;
+                if (HAS_DROPOUT && !kept(drop, step.start + n * 8 + 2 * t + e, p.drop_threshold)) x = 0;
             }
     }
 }
 
-template <bool GUARDED>
-__device__ __forceinline__ void attend(const Params& p, const Step& step, const QueryRow (&rows)[2 * FRAGS],
-                                       Tile<T, HEAD_DIM> sq, int first_row, Tile<T, HEAD_DIM> sk, Tile<T, OUT_COLS> sv,
-                                       Acc (&m)[2 * FRAGS], Acc (&l)[2 * FRAGS], Acc (&acc)[FRAGS][OUT_COLS / 8][4]) {
-    Acc s[FRAGS][STEP / 8][4];
-    multiply_rows(s, sq, first_row, sk);
-    online_softmax<GUARDED>(p, step, rows, s, m, l, acc);
-    multiply_into<GUARDED>(acc, s, sv, 0);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) attention_forward(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const __grid_constant__ Params p) {
     DYNAMIC_SHARED(shared);
     const Tile<T, HEAD_DIM> sq{(T*)shared};
     T* const stages = sq.base + sq.size(BLOCK);
@@ -107,45 +103,36 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_forward(const __
     int x = blockIdx.x;
     const int row0 = (num_blocks - 1 - x % num_blocks) * BLOCK;
     x /= num_blocks;
-    const int col0 = x % CHUNKS * OUT_COLS;
+    const int col0 = CHUNKS == 1 ? 0 : x % CHUNKS * OUT_COLS;
     x /= CHUNKS;
     const int first_head = x % heads * (DECODE ? group : 1), g = DECODE ? x % heads : first_head / group;
     x /= heads;
     const int b = x % p.batch, part = x / p.batch;
 
     const int lane = threadIdx.x & 31, first_row = threadIdx.x / 32 * 16 * FRAGS;
-    QueryRow rows[2 * FRAGS];
+    const Rows rows{b, first_head, row0 + first_row + lane / 4, rows_in_all};
     Acc m[2 * FRAGS], l[2 * FRAGS], acc[FRAGS][OUT_COLS / 8][4];
-    const int list = list_of(p, b, first_head);
 #pragma unroll
     for (int r = 0; r < 2 * FRAGS; ++r) {
-        QueryRow& row = rows[r];
-        const int at = row0 + first_row + r / 2 * 16 + r % 2 * 8 + lane / 4;
-        row.is_real = at < rows_in_all;
-        place_row(p, row.is_real ? at : rows_in_all - 1, first_head, row.i, row.h);
-        row.lo = 0, row.hi = p.len_k;
-        if (p.has_intervals) row.lo = p.lo[(i64)list * p.len_q + row.i], row.hi = min(p.hi[(i64)list * p.len_q + row.i], p.len_k);
-        if (HAS_BIAS) row.bias = (const Acc*)p.bias + b * p.bias_stride[0] + row.h * p.bias_stride[1] + row.i * p.bias_stride[2];
-        if (HAS_DROPOUT) row.drop = drop_row(p.seed_lo, p.seed_hi, b, row.h, row.i);
-        // A sink is a key without a value that everybody has already seen.
-        m[r] = p.sinks != nullptr && !DECODE ? ((const Acc*)p.sinks)[row.h] : minus_infinity();
+        // A sink is a key without a value that everybody has already seen (attention_merge adds it to parts).
+        m[r] = p.sinks != nullptr && !DECODE ? ((const Acc*)p.sinks)[first_head] : minus_infinity();
         l[r] = m[r] > minus_infinity() && (lane & 3) == 0 ? Acc(1) : Acc(0);
 #pragma unroll
         for (int n = 0; n < OUT_COLS / 8; ++n) acc[r / 2][n][r % 2 * 2] = 0, acc[r / 2][n][r % 2 * 2 + 1] = 0;
     }
 
-    const auto fetch = [&](int stage, const Step& step) {  // start copying STEP keys and values
-        const int* pages = PAGED ? p.page_table + (i64)b * p.pages_per_sequence : nullptr;
-        const auto row_of = [&](const void* base, const i64* stride, int col, int r) -> const T* {
-            const int j = step.start + r;
-            if (j >= p.len_k) return nullptr;
-            const i64 outer = PAGED ? pages[j / p.page_size] : b, inner = PAGED ? j % p.page_size : j;
-            return (const T*)base + outer * stride[0] + g * stride[1] + inner * stride[2] + col;
-        };
+    // Row j of k or v, from its column `col` on; null behind the last key.
+    const auto key_row = [&](const void* base, const i64* stride, int col, int j) -> const T* {
+        if (j >= p.len_k) return nullptr;
+        const int* pages = p.page_table + (i64)b * p.pages_per_sequence;
+        const i64 outer = PAGED ? pages[j / p.page_size] : b, inner = PAGED ? j % p.page_size : j;
+        return (const T*)base + outer * stride[0] + g * stride[1] + inner * stride[2] + col;
+    };
+    const auto fetch = [&](int stage, int start) {  // begin to copy STEP keys and values
         const Tile<T, HEAD_DIM> sk{stages + stage * STAGE};
         const Tile<T, OUT_COLS> sv{sk.base + sk.size(STEP)};
-        load_tile(sk, STEP, p.head_dim, p.aligned_qk, [&](int r) { return row_of(p.k, p.k_stride, 0, r); });
-        load_tile(sv, STEP, p.head_dim_v - col0, p.aligned_v, [&](int r) { return row_of(p.v, p.v_stride, col0, r); });
+        load_tile(sk, STEP, p.head_dim, p.aligned_qk, [&](int r) { return key_row(p.k, p.k_stride, 0, start + r); });
+        load_tile(sv, STEP, p.head_dim_v - col0, p.aligned_v, [&](int r) { return key_row(p.v, p.v_stride, col0, start + r); });
     };
     load_tile(sq, BLOCK, p.head_dim, p.aligned_qk, [&](int r) -> const T* {
         if (row0 + r >= rows_in_all) return nullptr;
@@ -154,36 +141,48 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_forward(const __
         return (const T*)p.q + b * p.q_stride[0] + h * p.q_stride[1] + i * p.q_stride[2];
     });
 
-    Walk walk(row_spans(p), list, DECODE ? 0 : row0 / p.tile_q);
+    Walk<true> walk(p);
+    walk.begin(list_of(p, b, first_head), DECODE ? 0 : row0 / p.tile_q);
     if (DECODE) walk.take_part(part, p.num_splits);
     Step step, next;
-    bool more = walk.next(step, p.tile_k, p.len_k);
-    if (more) fetch(0, step);
+    bool more = walk.next(step);
+    if (more) fetch(0, step.start);
     dev::copy_async_wait_all();  // also when there is no step: q is on its way
     for (int stage = 0; more; stage ^= STAGES - 1) {
-        const bool again = walk.next(next, p.tile_k, p.len_k);
-        dev::copy_async_wait_all();
-        __syncthreads();  // everybody's part of this step has landed; nobody reads the other stage any more
-        if (STAGES == 2 && again) fetch(stage ^ 1, next);
+        const bool again = walk.next(next);
         const Tile<T, HEAD_DIM> sk{stages + stage * STAGE};
         const Tile<T, OUT_COLS> sv{sk.base + sk.size(STEP)};
-        if (HAS_BIAS || step.kind != FULL || step.start + STEP > p.len_k)
-            attend<true>(p, step, rows, sq, first_row, sk, sv, m, l, acc);
-        else if (!HAS_BIAS)
-            attend<false>(p, step, rows, sq, first_row, sk, sv, m, l, acc);
+        const bool guarded = HAS_BIAS || step.kind != FULL || step.start + STEP > p.len_k;
+        dev::copy_async_wait_all();
+        const bool unclean = guarded && clean_tile(sv, STEP);
+        // everybody's part of this step has landed; nobody reads the other stage any more
+        const bool any_unclean = __syncthreads_or(unclean);
+        if (STAGES == 2 && again) fetch(stage ^ 1, next.start);
+
+        Acc s[FRAGS][STEP / 8][4];
+        multiply_rows(s, sq, first_row, sk, scale_before(p));
+        if (guarded) online_softmax<true>(p, step, rows, s, m, l, acc);
+        else online_softmax<HAS_BIAS>(p, step, rows, s, m, l, acc);
+        if (any_unclean) {
+            find_bad_rows(sv, STEP, p.head_dim_v - col0, [&](int r) { return key_row(p.v, p.v_stride, col0, step.start + r); });
+            __syncthreads();  // the rows are marked
+            poison(acc, s, sv);
+        }
+        multiply_into(acc, s, sv, 0);
         if (STAGES == 1) {
             __syncthreads();  // nobody reads the only stage any more
-            if (again) fetch(0, next);
+            if (again) fetch(0, next.start);
         }
         step = next, more = again;
     }
 
 #pragma unroll
     for (int r = 0; r < 2 * FRAGS; ++r) {
-        const QueryRow& row = rows[r];
         const Acc sum = quad_sum(l[r]);
-        if (!row.is_real) continue;
-        const i64 flat = flat_row(p, b, row.h, row.i);
+        if (!rows.is_real(r)) continue;
+        int i, h;
+        place_row(p, rows.number(r), first_head, i, h);
+        const i64 flat = flat_row(p, b, h, i);
         const Acc norm = DECODE ? Acc(1) : sum > Acc(0) ? (Acc)p.keep_scale / sum : sum;  // NaN stays NaN
         if ((lane & 3) == 0 && col0 == 0) {
             const i64 at = DECODE ? part * p.part_rows + flat : flat;

@@ -2,7 +2,7 @@
 //
 // One warp a row of (batch, head, query), parts in ascending order; memory-bound and small beside the parts.
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention_merge(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_merge(const __grid_constant__ Params p) {
     const i64 row = ((i64)blockIdx.x * THREADS + threadIdx.x) / 32;
     const int lane = threadIdx.x & 31;
     if (row >= p.part_rows) return;

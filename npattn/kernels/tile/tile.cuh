@@ -92,53 +92,45 @@ constexpr int BLOCK = 16 * WARPS * FRAGS;
 
 // ================================================================================================ walking a plan
 
-struct Spans {  // the half of a plan seen from one axis
-    const int *ptr, *first, *stop, *kind, *bits;
-    int lists_of_ptr;  // entries of ptr per list
-};
-__device__ __forceinline__ Spans row_spans(const Params& p) {
-    return {p.row_ptr, p.row_first, p.row_stop, p.row_kind, p.row_bits, p.num_rows + 1};
-}
-__device__ __forceinline__ Spans col_spans(const Params& p) {
-    return {p.col_ptr, p.col_first, p.col_stop, p.col_kind, p.col_bits, p.num_cols + 1};
-}
 __device__ __forceinline__ int list_of(const Params& p, int b, int h) {
     return p.list_of[b % p.list_batch * p.list_heads + h % p.list_heads];
 }
 
 struct Step { int start, kind, bits; };  // STEP columns from `start`, all in one tile
 
-// Visits the tiles of one row (or column) of tiles, STEP columns at a time.
-struct Walk {
-    Spans spans;
+// Visits the tiles of one row of tiles (BY_ROW) or of one column, STEP columns (or rows) at a time.
+template <bool BY_ROW> struct Walk {
+    const Params& p;
     int span, last_span;  // now, and one past the last
     int tile;             // next tile; -1: the span's first
     int inside;           // offset in that tile
-    int tiles_left;       // how many tiles may still be entered
+    int tiles_left;       // DECODE: how many tiles may still be entered
 
-    __device__ __forceinline__ Walk(const Spans& s, int list, int row) : spans(s) {
-        span = s.ptr[(i64)list * s.lists_of_ptr + row];
-        last_span = s.ptr[(i64)list * s.lists_of_ptr + row + 1];
-        tile = -1, inside = 0, tiles_left = 0x7fffffff;
+    __device__ __forceinline__ int first(int s) const { return (BY_ROW ? p.row_first : p.col_first)[s]; }
+    __device__ __forceinline__ int stop(int s) const { return (BY_ROW ? p.row_stop : p.col_stop)[s]; }
+    __device__ __forceinline__ Walk(const Params& params) : p(params), span(0), last_span(0) {}
+    __device__ __forceinline__ void begin(int list, int row) {
+        const int* ptr = (BY_ROW ? p.row_ptr : p.col_ptr) + (i64)list * ((BY_ROW ? p.num_rows : p.num_cols) + 1) + row;
+        span = ptr[0], last_span = ptr[1], tile = -1, inside = 0, tiles_left = 0x7fffffff;
     }
     // Keep only part `n` of `parts` nearly equal parts of the row's tiles.
     __device__ __forceinline__ void take_part(int n, int parts) {
         int total = 0;
-        for (int s = span; s < last_span; ++s) total += spans.stop[s] - spans.first[s];
+        for (int s = span; s < last_span; ++s) total += stop(s) - first(s);
         int skip = (int)((i64)total * n / parts);
         tiles_left = (int)((i64)total * (n + 1) / parts) - skip;
-        for (; span < last_span && skip >= spans.stop[span] - spans.first[span]; ++span)
-            skip -= spans.stop[span] - spans.first[span];
-        if (span < last_span) tile = spans.first[span] + skip;
+        for (; span < last_span && skip >= stop(span) - first(span); ++span) skip -= stop(span) - first(span);
+        if (span < last_span) tile = first(span) + skip;
     }
-    __device__ __forceinline__ bool next(Step& step, int tile_size, int length) {
-        if (span >= last_span || tiles_left <= 0) return false;
-        if (tile < 0) tile = spans.first[span];
-        step = {tile * tile_size + inside, spans.kind[span], spans.bits[span]};
+    __device__ __forceinline__ bool next(Step& step) {
+        const int size = BY_ROW ? p.tile_k : p.tile_q, length = BY_ROW ? p.len_k : p.len_q;
+        if (span >= last_span || (DECODE && tiles_left <= 0)) return false;
+        if (tile < 0) tile = first(span);
+        step = {tile * size + inside, (BY_ROW ? p.row_kind : p.col_kind)[span], (BY_ROW ? p.row_bits : p.col_bits)[span]};
         inside += STEP;
-        if (inside >= tile_size || step.start + STEP >= length) {
+        if (inside >= size || step.start + STEP >= length) {
             inside = 0, ++tile, --tiles_left;
-            if (tile >= spans.stop[span]) ++span, tile = -1;
+            if (tile >= stop(span)) ++span, tile = -1;
         }
         return true;
     }
@@ -146,17 +138,15 @@ struct Walk {
 
 // ======================================================================================== tiles in shared memory
 
-// Rows of COLS elements, laid out so that the eight rows a warp reads at once lie in different banks: the 16-byte
-// chunks of a row are permuted by row % 8 where eight fit in, else each row is 16 bytes longer.
+// Rows of COLS elements, each 16 bytes longer than its contents (32 for double), so that the eight rows of 16 bytes
+// that a warp reads at once lie in different banks. Permuting the chunks of a row (XOR with row % 8) would do the
+// same without the extra bytes, but then every k has an address of its own: the compiler keeps those in registers
+// and spills; with padding they are constant offsets inside the load instruction.
 template <class E, int COLS> struct Tile {
     static constexpr int CHUNK = 16 / sizeof(E);
-    static constexpr bool SWIZZLED = sizeof(E) == 2 && COLS % 64 == 0;
-    static constexpr int STRIDE = SWIZZLED ? COLS : COLS + (sizeof(E) == 8 ? 4 : CHUNK);
+    static constexpr int STRIDE = COLS + (sizeof(E) == 8 ? 4 : CHUNK);
     E* base;
-    __device__ __forceinline__ E* at(int row, int col) const {
-        if (SWIZZLED) return base + row * STRIDE + ((col / CHUNK ^ row % 8) * CHUNK + col % CHUNK);
-        return base + row * STRIDE + col;
-    }
+    __device__ __forceinline__ E* at(int row, int col) const { return base + row * STRIDE + col; }
     static constexpr int size(int rows) { return rows * STRIDE; }
 };
 
@@ -165,6 +155,7 @@ template <class E, int COLS> struct Tile {
 template <class E, int COLS, class RowPointer>
 __device__ __forceinline__ void load_tile(Tile<E, COLS> tile, int rows, int cols, bool aligned, RowPointer row_pointer) {
     constexpr int CHUNK = Tile<E, COLS>::CHUNK, CHUNKS = COLS / CHUNK;
+#pragma unroll 1
     for (int n = threadIdx.x; n < rows * CHUNKS; n += THREADS) {
         const int r = n / CHUNKS, c = n % CHUNKS * CHUNK;
         const E* row = row_pointer(r);
@@ -192,8 +183,7 @@ __device__ __forceinline__ void load_tile(Tile<E, COLS> tile, int rows, int cols
 //     load_bt    two blocks of B = rows of a tile      (a row of the tile is a row of B)
 //     from_c     A = a result C, rounded to T          (pairs with load_bt)
 //     mma        C += A B
-//     bad        whether a B holds inf or NaN;  split: B -> B with those zeroed, and ones in their places
-//     nonzero    ones where A is not zero
+//     multiply   A *= factor, where T is as wide as Acc
 template <class E> struct Mma;
 
 template <bool IS_F16> struct Mma16 {  // f16 and bf16: m16n8k16
@@ -202,9 +192,6 @@ template <bool IS_F16> struct Mma16 {  // f16 and bf16: m16n8k16
     static constexpr int K = 16;
     struct A { u32 x[4]; };
     struct B { u32 x[2]; };
-    static constexpr u32 ONES = IS_F16 ? 0x3c003c00u : 0x3f803f80u;
-    static constexpr u32 EXPONENTS = IS_F16 ? 0x7c007c00u : 0x7f807f80u;
-    static constexpr u32 UNITS = IS_F16 ? 0x04000400u : 0x00800080u;  // lowest bits of the exponents
 
     template <int COLS> static __device__ __forceinline__ void load_a(A& a, Tile<E, COLS> s, int row, int k) {
         const int lane = threadIdx.x & 31;
@@ -222,6 +209,7 @@ template <bool IS_F16> struct Mma16 {  // f16 and bf16: m16n8k16
         dev::ldmatrix_transposed(r, s.at(k + (lane & 15), n + (lane >> 4) * 8));
         b[0].x[0] = r[0], b[0].x[1] = r[1], b[1].x[0] = r[2], b[1].x[1] = r[3];
     }
+    static __device__ __forceinline__ void multiply(A&, float) {}
     static __device__ __forceinline__ u32 pack(float lo, float hi) {
         return IS_F16 ? dev::pack_f16(lo, hi) : dev::pack_bf16(lo, hi);
     }
@@ -232,26 +220,6 @@ template <bool IS_F16> struct Mma16 {  // f16 and bf16: m16n8k16
     static __device__ __forceinline__ void mma(float (&c)[4], const A& a, const B& b) {
         if (IS_F16) dev::mma_f16(c, a.x, b.x);
         else dev::mma_bf16(c, a.x, b.x);
-    }
-    static __device__ __forceinline__ u32 bad_halves(u32 x) {  // 0x8000 in each half that is inf or NaN
-        return ((x & EXPONENTS) + UNITS) & 0x80008000u;
-    }
-    static __device__ __forceinline__ bool bad(const B& b) { return (bad_halves(b.x[0]) | bad_halves(b.x[1])) != 0; }
-    static __device__ __forceinline__ void split(B& b, B& ones) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const u32 where = (bad_halves(b.x[r]) >> 15) * 0xffffu;
-            ones.x[r] = ONES & where, b.x[r] &= ~where;
-        }
-    }
-    static __device__ __forceinline__ A nonzero(const A& a) {
-        A y;
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-            const u32 set = ((a.x[r] & 0x7fff7fffu) + 0x7fff7fffu) & 0x80008000u;
-            y.x[r] = ONES & (set >> 15) * 0xffffu;
-        }
-        return y;
     }
 };
 template <> struct Mma<f16> : Mma16<true> {};
@@ -273,6 +241,10 @@ template <class F> struct MmaWide {  // float and double: eight of the shared ax
         const int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
 #pragma unroll
         for (int i = 0; i < 2; ++i) b[i].x[0] = *s.at(n + i * 8 + g, k + t), b[i].x[1] = *s.at(n + i * 8 + g, k + t + 4);
+    }
+    static __device__ __forceinline__ void multiply(A& a, F factor) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) a.x[r] *= factor;
     }
     // The shared axis may be visited in any order that A and B agree on: here 2t, 2t + 1, because that is where
     // a thread has its part of C.
@@ -301,18 +273,6 @@ template <class F> struct MmaWide {  // float and double: eight of the shared ax
             dev::mma_f64(c[2], c[3], a.x[2 * r + 1], b.x[r]);
         }
     }
-    static __device__ __forceinline__ bool is_bad(F x) { return !(x - x == F(0)); }
-    static __device__ __forceinline__ bool bad(const B& b) { return is_bad(b.x[0]) || is_bad(b.x[1]); }
-    static __device__ __forceinline__ void split(B& b, B& ones) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) ones.x[r] = is_bad(b.x[r]) ? F(1) : F(0), b.x[r] = is_bad(b.x[r]) ? F(0) : b.x[r];
-    }
-    static __device__ __forceinline__ A nonzero(const A& a) {
-        A y;
-#pragma unroll
-        for (int r = 0; r < 4; ++r) y.x[r] = a.x[r] != F(0) ? F(1) : F(0);
-        return y;
-    }
 };
 template <> struct Mma<float> : MmaWide<float> {};
 template <> struct Mma<double> : MmaWide<double> {};
@@ -323,34 +283,28 @@ using Acc = typename M::Acc;
 __device__ __forceinline__ Acc minus_infinity() { return (Acc)__uint_as_float(0xff800000u); }
 __device__ __forceinline__ Acc not_a_number() { return (Acc)__uint_as_float(0x7fffffffu); }
 
-// C += A B where a zero of A also silences inf and NaN of B: a masked pair must contribute nothing, and 0 * NaN is
-// NaN. Rows of A that do meet an inf or NaN become NaN. Costs two integer tests a fragment unless one is found.
-template <bool GUARDED> __device__ __forceinline__ void accumulate(Acc (&c)[4], const M::A& a, M::B b) {
-    if (GUARDED && __any_sync(WARP_ALL, M::bad(b))) {
-        typename M::B ones;
-        M::split(b, ones);
-        Acc met[4] = {0, 0, 0, 0};
-        M::mma(met, M::nonzero(a), ones);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) if (met[e] > Acc(0)) c[e] = not_a_number();
-    }
-    M::mma(c, a, b);
-}
+// The scale goes where nothing overflows on the way (contract.split_scale): one up to 1 on the rows before a product,
+// a larger one on what comes out. 16-bit numbers would lose bits before, and cannot overflow a float after.
+__device__ __forceinline__ Acc scale_before(const Params& p) { return fabs(p.scale) <= 1.0 ? (Acc)p.scale : Acc(1); }
+__device__ __forceinline__ Acc scale_after(const Params& p) { return fabs(p.scale) <= 1.0 ? Acc(1) : (Acc)p.scale; }
 
-// s = rows of `a` times rows of `b`, transposed: FRAGS x (16, STEP) per warp, the shared axis COLS long.
+// s = rows of `a`, times `factor` where T is wide, times rows of `b`, transposed: FRAGS x (16, STEP) per warp, the
+// shared axis COLS long.
 template <int COLS>
-__device__ __forceinline__ void multiply_rows(Acc (&s)[FRAGS][STEP / 8][4], Tile<T, COLS> a, int first_row, Tile<T, COLS> b) {
+__device__ __forceinline__ void multiply_rows(Acc (&s)[FRAGS][STEP / 8][4], Tile<T, COLS> a, int first_row, Tile<T, COLS> b,
+                                              Acc factor) {
 #pragma unroll
     for (int f = 0; f < FRAGS; ++f)
 #pragma unroll
         for (int n = 0; n < STEP / 8; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) s[f][n][e] = 0;
-#pragma unroll
+    constexpr int UNROLL = COLS / M::K <= 8 ? COLS / M::K : 4;
+#pragma unroll UNROLL
     for (int k = 0; k < COLS; k += M::K) {
         typename M::A x[FRAGS];
 #pragma unroll
-        for (int f = 0; f < FRAGS; ++f) M::load_a(x[f], a, first_row + f * 16, k);
+        for (int f = 0; f < FRAGS; ++f) M::load_a(x[f], a, first_row + f * 16, k), M::multiply(x[f], factor);
 #pragma unroll
         for (int n = 0; n < STEP / 8; n += 2) {
             typename M::B y[2];
@@ -361,8 +315,9 @@ __device__ __forceinline__ void multiply_rows(Acc (&s)[FRAGS][STEP / 8][4], Tile
     }
 }
 
-// acc += p (FRAGS x (16, STEP)) times rows [0, STEP) of `b`, its columns from first_col on.
-template <bool GUARDED, int N, int COLS>
+// acc += p (FRAGS x (16, STEP)) times rows [0, STEP) of `b`, its columns from first_col on; where these end inside
+// acc, the rest of acc is never stored.
+template <int N, int COLS>
 __device__ __forceinline__ void multiply_into(Acc (&acc)[FRAGS][N][4], const Acc (&p)[FRAGS][STEP / 8][4], Tile<T, COLS> b,
                                               int first_col) {
 #pragma unroll
@@ -373,16 +328,88 @@ __device__ __forceinline__ void multiply_into(Acc (&acc)[FRAGS][N][4], const Acc
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             typename M::B y[2];
-            M::load_bt(y, b, k * M::K, first_col + n * 8);
+            M::load_bt(y, b, k * M::K, min(first_col + n * 8, COLS - 16));
 #pragma unroll
-            for (int f = 0; f < FRAGS; ++f) accumulate<GUARDED>(acc[f][n], x[f], y[0]), accumulate<GUARDED>(acc[f][n + 1], x[f], y[1]);
+            for (int f = 0; f < FRAGS; ++f) M::mma(acc[f][n], x[f], y[0]), M::mma(acc[f][n + 1], x[f], y[1]);
         }
+    }
+}
+
+// ============================================================================================== inf and NaN
+//
+// A masked pair must contribute nothing, and 0 * NaN is NaN. So where a step may hold masked pairs, inf and NaN are
+// taken out of the tile whose rows are summed (clean_tile). Nearly always there are none, and the test is the only
+// cost. If there were some, the rows that held them are found again (find_bad_rows), and a sum that gave one of them
+// a weight other than zero becomes NaN in all its columns (poison).
+
+template <class E> __device__ __forceinline__ bool all_finite(const Bytes16& chunk) {
+    bool finite = true;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+        const u32 x = chunk.x[w];
+        if (sizeof(E) == 2) {  // adding one unit to an exponent of all ones carries into the sign
+            constexpr bool IS_F16 = Same<E, f16>::value;
+            const u32 exponents = IS_F16 ? 0x7c007c00u : 0x7f807f80u, unit = IS_F16 ? 0x04000400u : 0x00800080u;
+            finite = finite && (((x & exponents) + unit) & 0x80008000u) == 0;
+        }
+        if (sizeof(E) == 4) finite = finite && (x & 0x7f800000u) != 0x7f800000u;
+        if (sizeof(E) == 8 && w % 2 == 1) finite = finite && (x & 0x7ff00000u) != 0x7ff00000u;
+    }
+    return finite;
+}
+__device__ __forceinline__ bool is_finite(float x) { return x - x == 0.f; }
+__device__ __forceinline__ bool is_finite(double x) { return x - x == 0.0; }
+
+// Zero the inf and NaN in what this thread itself copied (load_tile's loop). True when there were some.
+template <class E, int COLS> __device__ __forceinline__ bool clean_tile(Tile<E, COLS> tile, int rows) {
+    constexpr int CHUNK = Tile<E, COLS>::CHUNK, CHUNKS = COLS / CHUNK;
+    bool found = false;
+#pragma unroll 1
+    for (int n = threadIdx.x; n < rows * CHUNKS; n += THREADS) {
+        E* chunk = tile.at(n / CHUNKS, n % CHUNKS * CHUNK);
+        if (all_finite<E>(*(const Bytes16*)chunk)) continue;
+        found = true;
+        for (int e = 0; e < CHUNK; ++e) if (!is_finite(to_acc(chunk[e]))) chunk[e] = E{};
+    }
+    return found;
+}
+
+// Whether row r of a tile is bad; kept in the padding of that row.
+template <class E, int COLS> __device__ __forceinline__ int* bad_row(Tile<E, COLS> tile, int r) { return (int*)tile.at(r, COLS); }
+
+// bad_row(tile, r) = whether row r holds inf or NaN in memory; the arguments are load_tile's.
+template <int COLS, class RowPointer>
+__device__ __forceinline__ void find_bad_rows(Tile<T, COLS> tile, int rows, int cols, RowPointer row_pointer) {
+#pragma unroll 1
+    for (int r = threadIdx.x; r < rows; r += THREADS) {
+        const T* row = row_pointer(r);
+        int found = 0;
+#pragma unroll 1
+        for (int c = 0; c < cols && row != nullptr; ++c) found |= !is_finite(to_acc(row[c]));
+        *bad_row(tile, r) = found;
+    }
+}
+
+// acc = NaN in the rows with a weight other than zero for a bad row of the tile.
+template <int N, int COLS>
+__device__ __forceinline__ void poison(Acc (&acc)[FRAGS][N][4], const Acc (&p)[FRAGS][STEP / 8][4], Tile<T, COLS> tile) {
+#pragma unroll
+    for (int r = 0; r < 2 * FRAGS; ++r) {
+        Acc met = 0;
+#pragma unroll
+        for (int n = 0; n < STEP / 8; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+                if (p[r / 2][n][r % 2 * 2 + e] != Acc(0) && *bad_row(tile, n * 8 + (threadIdx.x & 3) * 2 + e)) met = 1;
+        if (quad_sum(met) == Acc(0)) continue;
+#pragma unroll
+        for (int n = 0; n < N; ++n) acc[r / 2][n][r % 2 * 2] = acc[r / 2][n][r % 2 * 2 + 1] = not_a_number();
     }
 }
 
 // The logit of one visible pair from its dot product. `capped` is what softcap made of it, for the backward pass.
 __device__ __forceinline__ Acc logit_of(const Params& p, Acc dot, Acc& capped) {
-    Acc x = dot * (Acc)p.scale;
+    Acc x = dot * (sizeof(T) == 2 ? (Acc)p.scale : scale_after(p));
     if (HAS_SOFTCAP) x = (Acc)p.softcap * tanh_of(x * (Acc)(1.0 / p.softcap));
     capped = x;
     return x;
