@@ -55,8 +55,8 @@ LANES: Final = _host.lanes(32)
 
 _CUBIC, _SLOPE, _HALF_ROOT = F(CUBIC), F(3.0 * CUBIC), F(SQRT_HALF)
 _ROOT, _DENSITY = F(SQRT_2_OVER_PI), F(0.5 * SQRT_2_OVER_PI)
-_P = tuple(F(c) for c in P32)
-_Q = tuple(F(c) for c in Q32)
+_P0, _P1, _P2, _P3, _P4, _P5, _P6 = (F(c) for c in P32)
+_Q0, _Q1, _Q2, _Q3, _Q4 = (F(c) for c in Q32)
 
 
 # --- flat: pieces [start, stop) of arrays at addresses ------------------------------------------------------
@@ -67,12 +67,10 @@ def _erf(x):
     x = maximum(splat(F(-4)), x)
     x = sub(splat(F(0)), maximum(splat(F(-4)), sub(splat(F(0)), x)))
     z = mul(x, x)
-    p = splat(_P[0])
-    for c in _P[1:]:
-        p = fma(p, z, splat(c))
-    q = splat(_Q[0])
-    for c in _Q[1:]:
-        q = fma(q, z, splat(c))
+    p = fma(fma(splat(_P0), z, splat(_P1)), z, splat(_P2))
+    p = fma(fma(fma(fma(p, z, splat(_P3)), z, splat(_P4)), z, splat(_P5)), z, splat(_P6))
+    q = fma(fma(splat(_Q0), z, splat(_Q1)), z, splat(_Q2))
+    q = fma(fma(q, z, splat(_Q3)), z, splat(_Q4))
     return div(mul(x, p), q)
 
 
