@@ -26,10 +26,9 @@ from npattn.masks.explicit import Dense
 
 
 class Layout(NamedTuple):
-    """The sizes of one call, agreed between query, key and value."""
+    """The sizes of one call, agreed between query, key and value, and what follows from them."""
 
     lead: tuple[int, ...]  # leading dimensions of the result; batch is their product
-    has_heads: bool  # whether the result has a heads axis: not when every array is 2-D
     batch: int
     heads_q: int
     heads_kv: int
@@ -37,16 +36,10 @@ class Layout(NamedTuple):
     len_k: int
     head_dim: int
     head_dim_v: int
-
-    @property
-    def rows_shape(self) -> tuple[int, ...]:
-        """The shape of lse; with head_dim_v behind it, that of out."""
-        return (*self.lead, self.heads_q, self.len_q) if self.has_heads else (self.len_q,)
-
-    @property
-    def extent(self) -> Extent:
-        """What masks and plans need to know."""
-        return Extent(self.batch, self.heads_q, self.len_q, self.len_k)
+    rows_shape: tuple[int, ...]  # of lse: (*lead, heads_q, len_q), or (len_q,) when every array is 2-D
+    out_shape: tuple[int, ...]  # (*rows_shape, head_dim_v)
+    extent: Extent  # what masks and plans need to know
+    is_empty: bool  # whether some axis is
 
 
 class Inputs(NamedTuple):
@@ -102,17 +95,58 @@ def layout_of(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ..
     except ValueError:
         rule = "the leading dimensions must broadcast"
         raise _check.shapes_differ(rule, "0 to -4, batch", **shapes) from None
+    batch, len_q, len_k = prod(lead), query[-2], key[-2]
+    has_heads = max(len(query), len(key), len(value)) > 2
+    rows_shape = (*lead, heads_q, len_q) if has_heads else (len_q,)
     return Layout(
-        lead=lead,
-        has_heads=max(len(query), len(key), len(value)) > 2,
-        batch=prod(lead),
-        heads_q=heads_q,
-        heads_kv=heads_kv,
-        len_q=query[-2],
-        len_k=key[-2],
+        lead,
+        batch,
+        heads_q,
+        heads_kv,
+        len_q,
+        len_k,
         head_dim=query[-1],
         head_dim_v=value[-1],
+        rows_shape=rows_shape,
+        out_shape=(*rows_shape, value[-1]),
+        extent=Extent(batch, heads_q, len_q, len_k),
+        is_empty=0 in (batch, heads_q, heads_kv, len_q, len_k, query[-1], value[-1]),
     )
+
+
+@lru_cache(maxsize=1024)
+def facts_of(
+    shapes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
+    dtype: np.dtype[Any],
+    scale: float | None,
+    softcap: float | None,
+    has_bias: bool,
+    has_sinks: bool,
+    dropout_p: float,
+) -> tuple[Layout, Problem]:
+    """Everything about a call that its numbers do not change; the seed is 0."""
+    layout = layout_of(*shapes)
+    cap = _check.softcap_value(softcap)
+    if cap:  # in accumulation precision neither 0 nor inf
+        limits = np.finfo(accumulation_dtype(dtype))
+        cap = min(max(cap, float(limits.tiny)), float(limits.max))
+    problem = Problem(
+        dtype=dtype,
+        batch=layout.batch,
+        heads_q=layout.heads_q,
+        heads_kv=layout.heads_kv,
+        len_q=layout.len_q,
+        len_k=layout.len_k,
+        head_dim=layout.head_dim,
+        head_dim_v=layout.head_dim_v,
+        scale=_check.scale_value(scale, layout.head_dim),
+        softcap=cap,
+        has_bias=has_bias,
+        has_sinks=has_sinks,
+        dropout_p=dropout_p,
+        seed=0,
+    )
+    return layout, problem
 
 
 def canonical(
@@ -135,49 +169,34 @@ def canonical(
     """
     query, key, value = as_array(query), as_array(key), as_array(value)
     xp = array_module(query, key, value, bias, sinks)
-    layout = layout_of(query.shape, key.shape, value.shape)
     dtype = query.dtype
     if not (dtype == key.dtype == value.dtype and is_attention_dtype(dtype)):
         dtype = common_dtype(query=query, key=key, value=value)
-    acc = accumulation_dtype(dtype)
-    limits = np.finfo(acc)
-    cap = _check.softcap_value(softcap)
-    if cap:  # in accumulation precision neither 0 nor inf
-        cap = min(max(cap, float(limits.tiny)), float(limits.max))
+    layout, problem = facts_of(
+        (query.shape, key.shape, value.shape),
+        dtype,
+        None if scale is None else float(scale),
+        None if softcap is None else float(softcap),
+        bias is not None,
+        sinks is not None,
+        dropout[0],
+    )
+    if dropout[0]:
+        problem = problem._replace(seed=dropout[1])
+    if mask is not None:
+        mask = as_mask(mask, layout)
     if bias is not None:
-        bias = _bias(bias, layout, acc)
+        bias = _bias(bias, layout, accumulation_dtype(dtype))
     if sinks is not None:
         sinks = as_array(sinks)
         _check.float_dtype("sinks", sinks.dtype)
         if sinks.shape != (layout.heads_q,):
             raise ValueError(f"sinks must have shape (heads_q,) = ({layout.heads_q},), got {sinks.shape}")
-        sinks = xp.ascontiguousarray(narrowed(sinks, acc))
-    problem = Problem(
-        dtype,
-        layout.batch,
-        layout.heads_q,
-        layout.heads_kv,
-        layout.len_q,
-        layout.len_k,
-        layout.head_dim,
-        layout.head_dim_v,
-        _check.scale_value(scale, layout.head_dim),
-        cap,
-        bias is not None,
-        sinks is not None,
-        dropout[0],
-        dropout[1],
-    )
-    return Inputs(
-        layout,
-        problem,
-        None if mask is None else as_mask(mask, layout),
-        stacked(query, layout, layout.heads_q, dtype),
-        stacked(key, layout, layout.heads_kv, dtype),
-        stacked(value, layout, layout.heads_kv, dtype),
-        bias,
-        sinks,
-    )
+        sinks = xp.ascontiguousarray(narrowed(sinks, accumulation_dtype(dtype)))
+    query = stacked(query, layout, layout.heads_q, dtype)
+    key = stacked(key, layout, layout.heads_kv, dtype)
+    value = stacked(value, layout, layout.heads_kv, dtype)
+    return Inputs(layout, problem, mask, query, key, value, bias, sinks)
 
 
 def as_array(x: Any) -> Array:

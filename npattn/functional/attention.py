@@ -446,7 +446,7 @@ def _prepare(
     if drops_all:
         inputs = inputs._replace(v=array_module(inputs.v).zeros(inputs.v.shape, problem.dtype))
     implementation = select(TILE, problem, is_cupy(inputs.q), backend)
-    if 0 in inputs.layout[2:]:  # an empty axis: nothing to tile
+    if inputs.layout.is_empty:  # an empty axis: nothing to tile
         implementation, _ = load(TILE["oracle"])
     tile = implementation.tile_shape(problem)
     if tile is None:
@@ -459,7 +459,7 @@ def _prepare(
 def _results(call: _Call, result: Forward, return_lse: bool) -> Any:
     """Out, or (out, lse), in the caller's shape."""
     layout = call.inputs.layout
-    out = result.out.reshape(*layout.rows_shape, layout.head_dim_v)
+    out = result.out.reshape(layout.out_shape)
     if not return_lse:
         return out
     with np.errstate(divide="ignore"):  # log 0 = -inf: the row sees nothing
@@ -471,7 +471,7 @@ def _backward(call: _Call, result: Forward, dout: Array, dlse: Array | None) -> 
     """The kernel's gradients, 4-D."""
     layout, problem, _, q, k, v, bias, sinks = call.inputs
     rows = layout.rows_shape
-    dout = _cotangent("dout", dout, (*rows, layout.head_dim_v))
+    dout = _cotangent("dout", dout, layout.out_shape)
     four = dout.reshape(layout.batch, layout.heads_q, layout.len_q, layout.head_dim_v)
     dout = stacked(four, layout, layout.heads_q, problem.dtype)
     if dlse is not None:
