@@ -493,9 +493,9 @@ def _edge_gradients(p: Any, work: Any, node: Any, count: Any, item: Any, pairs: 
             factor = splat(load_scalar(p.features + (edge * p.edge_dim + c) * size, one))
             total = splat(one - one)
             for d in range(0, length, width):
-                x = load(gradient + d * size, one)
-                total = fma(x, load(weight + d * size, one), total)
-                store(dweight + d * size, fma(factor, x, load(dweight + d * size, one)))
+                row = load(gradient + d * size, one)
+                total = fma(row, load(weight + d * size, one), total)
+                store(dweight + d * size, fma(factor, row, load(dweight + d * size, one)))
             store_scalar(p.dfeatures + (edge * p.edge_dim + c) * size, hsum(total))
 
 
