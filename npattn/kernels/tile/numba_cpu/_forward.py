@@ -46,6 +46,7 @@ from npattn.kernels.tile.numba_cpu._tile import (
     matmul_visible,
     note_visible,
     online_softmax,
+    scale_rows,
 )
 from npattn.plans.tiles import INTERVAL
 
@@ -55,9 +56,12 @@ STRIP: Final = 12  # rows; two register tiles
 @helper()
 def key_step(
     p, b, lst, h0, heads, i0, count, j0, width_k, kind, bitmap, q, q_row, packed, v, value_row, s, visible, m,
-    l_parts, acc, acc_row, one,
+    l_parts, acc, acc_row, shares, one,
 ):  # fmt: skip
-    """One step of the online softmax: a block of rows meets up to tile_k keys."""
+    """One step of the online softmax: a block of rows meets up to tile_k keys.
+
+    ``shares`` is 0, or where 1 / l stands for each row once m and l are final.
+    """
     n = lanes(one)
     size = scalar_bytes(one)
     s_row = p.tile_k * size
@@ -73,6 +77,9 @@ def key_step(
         if partial:
             note_visible(s, s_row, visible, rows, vectors, one)
     online_softmax(s, s_row, m, l_parts, acc, acc_row, acc_vectors, rows, vectors, one)
+    if shares != 0:
+        for r in range(rows):
+            scale_rows(s + r * s_row, s_row, 1, vectors, load_scalar(shares + r * size, one), one)
     if p.has_dropout:
         drop_rows(p, b, h0, heads, i0, count, j0, s, s_row, vectors, one)
     if partial:
@@ -98,7 +105,9 @@ def query_block(p, b, g, h0, heads, row, scratch, keys, values, value_row, pack_
     s = scratch
     visible = s + p.tile_q * s_row
     m = visible + p.tile_q * s_row
-    l_parts = m + (p.tile_q + 16) // 16 * 16 * size
+    shares = m + p.tile_q * size
+    again = shares + p.tile_q * size
+    l_parts = again + p.tile_q * size
     q = l_parts + p.tile_q * width
     acc = q + p.tile_q * q_row
 
@@ -112,51 +121,60 @@ def query_block(p, b, g, h0, heads, row, scratch, keys, values, value_row, pack_
         for r in range(hh * count, (hh + 1) * count):
             store_scalar(m + r * size, top)
             store(l_parts + r * width, only_first(seen))
-    fill_zero(acc, rows * acc_vectors, one)
-
     lst = list_of(p, b, h0)
     ptr = p.row_ptr + (lst * (p.num_rows + 1) + row) * 4
-    for span in range(load_int32(ptr), load_int32(ptr + 4)):
-        kind = load_int32(p.row_kind + span * 4)
-        bitmap = load_int32(p.row_bits + span * 4)
-        # an interval's edge crosses the tile: strips of rows, each as wide as its own rows see
-        strip = STRIP if kind == INTERVAL and heads == 1 else rows
-        for tile in range(load_int32(p.row_first + span * 4), load_int32(p.row_stop + span * 4)):
-            for r in range(0, rows, strip):
-                ii = r if heads == 1 else 0
-                some = lesser(strip, rows - r) if heads == 1 else count
-                j0 = tile * p.tile_k
-                j1 = lesser(j0 + p.tile_k, p.len_k)
-                packed = keys + (tile - pack_first) * key_tile
-                v = values + (tile - pack_first) * p.tile_k * value_row
-                if kind == INTERVAL:
-                    j1 = lesser(j1, last_visible(p, lst, i0 + ii, some))
-                    skip = greater(first_visible(p, lst, i0 + ii, some) - j0, 0) // n * n
-                    j0 += skip
-                    packed += skip * size
-                    v += skip * value_row
-                if j0 < j1:
-                    key_step(
-                        p, b, lst, h0, heads, i0 + ii, some, j0, j1 - j0, kind, bitmap, q + r * q_row, q_row,
-                        packed, v, value_row, s, visible, m + r * size, l_parts + r * width,
-                        acc + r * acc_row, acc_row, one,
-                    )  # fmt: skip
-
     zero = cast(0.0, one)
-    for hh in range(heads):
-        for ii in range(count):
-            r = hh * count + ii
-            total = hsum(load(l_parts + r * width, one))
-            inverse = zero
-            top = zero
-            if total != zero:
-                inverse = cast(1.0, one) / total
-                top = load_scalar(m + r * size, one)
-            target = p.out + b * p.out_b + (h0 + hh) * p.out_h + (i0 + ii) * p.out_i
-            store_row(acc + r * acc_row, target, p.dim_v, inverse, p.kind, one)
-            at = ((b * p.heads_q + h0 + hh) * p.len_q + i0 + ii) * size
-            store_scalar(p.m + at, top)
-            store_scalar(p.l + at, total)
+    repeat = False
+    attempt = 0
+    while attempt < 2:
+        fill_zero(acc, rows * acc_vectors, one)
+        for span in range(load_int32(ptr), load_int32(ptr + 4)):
+            kind = load_int32(p.row_kind + span * 4)
+            bitmap = load_int32(p.row_bits + span * 4)
+            # an interval's edge crosses the tile: strips of rows, each as wide as its own rows see
+            strip = STRIP if kind == INTERVAL and heads == 1 else rows
+            for tile in range(load_int32(p.row_first + span * 4), load_int32(p.row_stop + span * 4)):
+                for r in range(0, rows, strip):
+                    ii = r if heads == 1 else 0
+                    some = lesser(strip, rows - r) if heads == 1 else count
+                    j0 = tile * p.tile_k
+                    j1 = lesser(j0 + p.tile_k, p.len_k)
+                    packed = keys + (tile - pack_first) * key_tile
+                    v = values + (tile - pack_first) * p.tile_k * value_row
+                    if kind == INTERVAL:
+                        j1 = lesser(j1, last_visible(p, lst, i0 + ii, some))
+                        skip = greater(first_visible(p, lst, i0 + ii, some) - j0, 0) // n * n
+                        j0 += skip
+                        packed += skip * size
+                        v += skip * value_row
+                    if j0 < j1:
+                        key_step(
+                            p, b, lst, h0, heads, i0 + ii, some, j0, j1 - j0, kind, bitmap, q + r * q_row, q_row,
+                            packed, v, value_row, s, visible, m + r * size, l_parts + r * width,
+                            acc + r * acc_row, acc_row, 0 if attempt == 0 else shares + r * size, one,
+                        )  # fmt: skip
+
+        for hh in range(heads):
+            for ii in range(count):
+                r = hh * count + ii
+                target = p.out + b * p.out_b + (h0 + hh) * p.out_h + (i0 + ii) * p.out_i
+                if attempt == 0:
+                    total = hsum(load(l_parts + r * width, one))
+                    share = cast(1.0, one) / total if total != zero else zero
+                    at = ((b * p.heads_q + h0 + hh) * p.len_q + i0 + ii) * size
+                    store_scalar(p.m + at, load_scalar(m + r * size, one) if total != zero else zero)
+                    store_scalar(p.l + at, total)
+                    store_scalar(shares + r * size, share)
+                    # inf or NaN may be the overflow of a sum not yet normalised: such rows once more, with
+                    # weights that sum to 1; the others are done
+                    failed = has_nonfinite(acc + r * acc_row, 0, 1, acc_vectors, one)
+                    store_scalar(again + r * size, cast(1.0, one) if failed else zero)
+                    repeat = repeat or failed
+                    if not failed:
+                        store_row(acc + r * acc_row, target, p.dim_v, share, p.kind, one)
+                elif load_scalar(again + r * size, one) != zero:
+                    store_row(acc + r * acc_row, target, p.dim_v, cast(1.0, one), p.kind, one)
+        attempt += 1 if repeat else 2
 
 
 @jit
@@ -173,7 +191,7 @@ def forward_units(address, first, stop, scratch, one):
     key_tile = p.dim * s_row
     in_place = p.kind == 0 and p.dim_v == value_vectors * n
     keys = scratch + p.tile_q * (2 * s_row + width + q_row + value_vectors * width)
-    keys += (p.tile_q + 16) // 16 * 16 * size
+    keys += 3 * p.tile_q * size  # m, shares, again
     for unit in range(first, stop):
         chunk = p.chunks - 1 - unit // pairs
         b = unit % pairs // p.heads_kv
@@ -203,7 +221,9 @@ def forward_units(address, first, stop, scratch, one):
             count = lesser(p.tile_k, p.len_k - j0)
             source = p.k + b * p.k_b + g * p.k_h + j0 * p.k_j
             target = keys + (tile - pack_first) * key_tile
-            pack_transposed(source, p.k_j, target, s_row, count, p.dim, cast(p.scale_before, one), p.kind, one)
+            pack_transposed(
+                source, p.k_j, target, s_row, count, p.dim, cast(p.scale_before, one), p.kind, one
+            )
             if not in_place:
                 source = p.v + b * p.v_b + g * p.v_h + j0 * p.v_j
                 target = values + (j0 - pack_first * p.tile_k) * value_row
@@ -212,9 +232,7 @@ def forward_units(address, first, stop, scratch, one):
         for h0 in range(g * p.group, (g + 1) * p.group, together):
             heads = lesser(together, (g + 1) * p.group - h0)
             for row in range(row_stop - 1, row_first - 1, -1):
-                query_block(
-                    p, b, g, h0, heads, row, scratch, keys, values, value_row, pack_first, one
-                )
+                query_block(p, b, g, h0, heads, row, scratch, keys, values, value_row, pack_first, one)
 
 
 __all__ = ["forward_units"]

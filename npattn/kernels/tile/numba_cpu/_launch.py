@@ -5,7 +5,8 @@ threads, because a unit's result does not depend on which thread computes it or 
 """
 
 import ctypes
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -16,11 +17,12 @@ from npattn.kernels import _jit
 from npattn.kernels._simd import _host
 from npattn.kernels.contract import AttentionGrads, Forward, Problem
 from npattn.kernels.tile.numba_cpu import _backward, _forward
-from npattn.kernels.tile.numba_cpu._params import describe, pack, place, storage_kind
+from npattn.kernels.tile.numba_cpu._params import at, broadcast_at, describe, record, storage_kind, template
 from npattn.plans.tiles import TilePlan
 
 TILE_Q: Final = 48  # a multiple of the register tile's six rows
 TILE_K: Final = 64
+_HALF: Final = np.dtype(np.float16)
 _SERIAL: Final = 200_000  # multiply-adds below which waking a helper costs more than it brings
 _ITEM: Final = 400_000  # multiply-adds an item should hold at least
 
@@ -29,7 +31,7 @@ def supports(problem: Problem) -> str | None:
     """None when this module computes ``problem``, else why not."""
     if _jit.INTERPRETED:
         return "NUMBA_DISABLE_JIT is set, and explicit vectors exist only in compiled code"
-    if problem.dtype.name == "float16" and not _host.HAS_HALF:
+    if problem.dtype == _HALF and not _host.HAS_HALF:
         return "this processor has no float16 conversion (F16C)"
     return None
 
@@ -37,10 +39,6 @@ def supports(problem: Problem) -> str | None:
 def tile_shape(problem: Problem) -> tuple[int, int]:
     """(tile_q, tile_k) of the plan it wants."""
     return TILE_Q, TILE_K
-
-
-def _one(dtype: np.dtype[Any]) -> Any:
-    return accumulation_dtype(dtype).type(1)
 
 
 def _round_up(size: int, to: int) -> int:
@@ -69,6 +67,75 @@ def _ranges(units: int, items: int) -> list[tuple[int, int]]:
     return [(units * n // items, units * (n + 1) // items) for n in range(items)]
 
 
+class _Launch(NamedTuple):
+    """What is the same for every call of one problem and plan in one direction."""
+
+    plan: TilePlan  # kept alive: the record holds addresses of its arrays, and the cache its id
+    kept: tuple[Any, ...]  # further arrays the record points to
+    accumulation: np.dtype[Any]
+    one: Any
+    prefilled: bytes
+    scratch_bytes: int
+    serial: bool  # all on the calling thread
+    units: int
+    items: list[tuple[int, int]]
+    work: int
+
+
+_launches: dict[tuple[Any, ...], _Launch] = {}
+_MOST_LAUNCHES: Final = 64
+
+
+def _launch(make: Callable[[Problem, TilePlan, int], _Launch], problem: Problem, plan: TilePlan) -> _Launch:
+    """``make(problem, plan, threads)``, remembered."""
+    threads = _threads.get_num_threads()
+    key = (make, problem, id(plan), threads)
+    launch = _launches.get(key)
+    if launch is None:
+        launch = make(problem, plan, threads)
+        if len(_launches) >= _MOST_LAUNCHES:
+            _launches.clear()
+        if problem.dropout_p == 0.0 and plan.bits.size < 1 << 18:  # seeds rarely come twice; big plans may go
+            _launches[key] = launch
+    return launch
+
+
+def _work(problem: Problem, plan: TilePlan, per_pair: int) -> int:
+    """Multiply-adds of all visible tiles, ``per_pair`` for each pair in them."""
+    tiles = _visible_tiles(plan) * problem.batch * problem.heads_q // plan.row_ptr.shape[0]
+    return tiles * min(TILE_Q, problem.len_q) * min(TILE_K, problem.len_k) * per_pair
+
+
+def _make_forward(problem: Problem, plan: TilePlan, threads: int) -> _Launch:
+    accumulation = accumulation_dtype(problem.dtype)
+    fields = describe(problem, plan)
+    group = problem.heads_q // problem.heads_kv
+    together = min(group, max(1, TILE_Q // problem.len_q)) if plan.list_of.shape[1] == 1 else 1
+    fields["heads_together"] = together
+    pairs = problem.batch * problem.heads_kv
+    rows = fields["num_rows"]
+    work = _work(problem, plan, problem.head_dim + problem.head_dim_v)
+    serial = threads == 1 or work < _SERIAL
+    chunks = 1 if serial else max(1, min(-(-8 * threads // pairs), rows // 4, work // _ITEM // pairs))
+    fields["chunks"] = chunks
+    items = 1 if serial else min(8 * threads, max(1, work // _ITEM))
+
+    size, width = accumulation.itemsize, 4 * _host.WIDTH
+    q_row, v_row = _round_up(problem.head_dim * size, width), _round_up(problem.head_dim_v * size, width)
+    scratch_bytes = TILE_Q * (2 * TILE_K * size + width + q_row + v_row) + 3 * TILE_Q * size
+    scratch_bytes += fields["num_cols"] * TILE_K * problem.head_dim * size
+    if fields["kind"] or v_row != problem.head_dim_v * size:
+        scratch_bytes += fields["num_cols"] * TILE_K * v_row
+    ranges = _ranges(chunks * pairs, items)
+    return _Launch(
+        plan, (), accumulation, accumulation.type(1), template(fields), scratch_bytes, serial, chunks * pairs,
+        ranges, work,
+    )  # fmt: skip
+
+
+_NO_BIAS: Final = (0, 0, 0, 0, 0)
+
+
 def forward(
     problem: Problem,
     plan: TilePlan,
@@ -79,58 +146,66 @@ def forward(
     sinks: Array | None,
 ) -> Forward:
     """See ``kernels.contract.Implementation``."""
-    batch, heads_q, len_q = problem.batch, problem.heads_q, problem.len_q
-    one = _one(problem.dtype)
+    rows = (problem.batch, problem.heads_q, problem.len_q)
     accumulation = accumulation_dtype(problem.dtype)
-    out = np.empty((batch, heads_q, len_q, problem.head_dim_v), problem.dtype)
-    m = np.empty((batch, heads_q, len_q), accumulation)
-    l = np.empty((batch, heads_q, len_q), accumulation)
+    out = np.empty((*rows, problem.head_dim_v), problem.dtype)
+    m = np.empty(rows, accumulation)
+    l = np.empty(rows, accumulation)
     if m.size == 0:
         return Forward(out, m, l)
-    fields = describe(problem, plan)
-    place(fields, "q", q, "bhi")
-    place(fields, "k", k, "bhj")
-    place(fields, "v", v, "bhj")
-    place(fields, "out", out, "bhi")
-    fields["m"], fields["l"] = _jit.address(m), _jit.address(l)
+    launch = _launch(_make_forward, problem, plan)
+    address = _jit.address
+    bias_at, bias_kind = _NO_BIAS, 0
     if bias is not None:
-        bias, fields["bias_kind"] = _bias_in(bias, problem.dtype)
-        place(fields, "bias", bias, "bhij")
+        bias, bias_kind = _bias_in(bias, problem.dtype)
+        bias_at = broadcast_at(bias)
     if sinks is not None:
         sinks = np.ascontiguousarray(sinks, accumulation)
-        fields["sinks"] = _jit.address(sinks)
-    group = problem.heads_q // problem.heads_kv
-    together = min(group, max(1, TILE_Q // len_q)) if plan.list_of.shape[1] == 1 else 1
-    fields["heads_together"] = together
-
-    pairs = batch * problem.heads_kv
-    rows = plan.row_ptr.shape[1] - 1
-    work = _visible_tiles(plan) * min(TILE_Q, len_q) * min(TILE_K, problem.len_k)
-    work = work * (problem.head_dim + problem.head_dim_v) * batch * heads_q // plan.row_ptr.shape[0]
-    threads = _threads.get_num_threads() if work >= _SERIAL else 1
-    chunks = 1
-    if threads > 1:
-        chunks = max(1, min(-(-8 * threads // pairs), rows // 4, work // _ITEM // pairs))
-    fields["chunks"] = chunks
-    units = chunks * pairs
-    items = min(8 * threads, max(1, work // _ITEM)) if threads > 1 else 1
-
-    size = accumulation.itemsize
-    width = 4 * _host.WIDTH
-    q_row, v_row = _round_up(problem.head_dim * size, width), _round_up(problem.head_dim_v * size, width)
-    cols = plan.col_ptr.shape[1] - 1
-    scratch_bytes = TILE_Q * (2 * TILE_K * size + width + q_row + v_row) + (TILE_Q + 16) * size
-    scratch_bytes += cols * TILE_K * problem.head_dim * size
-    if fields["kind"] or v_row != problem.head_dim_v * size:
-        scratch_bytes += cols * TILE_K * v_row
-    record = pack(fields)
-    where = ctypes.addressof(record)
-
-    def work_item(item: tuple[int, int]) -> None:
-        _forward.forward_units(where, item[0], item[1], _threads.scratch(scratch_bytes), one)
-
-    _threads.run(work_item, _ranges(units, items))
+    values = (
+        bias_kind, *at(q), *at(k), *at(v), *at(out), address(m), address(l), *bias_at,
+        0 if sinks is None else address(sinks),
+    )  # fmt: skip
+    call = record(launch.prefilled, values)
+    where = ctypes.addressof(call)
+    if launch.serial:
+        _forward.forward_units(where, 0, launch.units, _threads.scratch(launch.scratch_bytes), launch.one)
+    else:
+        _run(_forward.forward_units, where, launch.items, launch)
     return Forward(out, m, l)
+
+
+def _run(kernel: Any, where: int, items: list[tuple[int, int]], launch: _Launch) -> None:
+    def work_item(item: tuple[int, int]) -> None:
+        kernel(where, item[0], item[1], _threads.scratch(launch.scratch_bytes), launch.one)
+
+    _threads.run(work_item, items)
+
+
+def _make_backward(problem: Problem, plan: TilePlan, threads: int) -> _Launch:
+    accumulation = accumulation_dtype(problem.dtype)
+    dim, dim_v = problem.head_dim, problem.head_dim_v
+    fields = describe(problem, plan)
+    pairs = problem.batch * problem.heads_kv
+    starts, reach = _key_chunks(plan, pairs)
+    chunks = len(starts) - 1
+    size, width = accumulation.itemsize, 4 * _host.WIDTH
+    q_row, v_row = _round_up(dim * size, width), _round_up(dim_v * size, width)
+    fields["chunks"], fields["chunk_start"], fields["reach"] = (
+        chunks,
+        _jit.address(starts),
+        _jit.address(reach),
+    )
+    fields["dq_row"] = q_row
+    scratch_bytes = TILE_Q * (4 * TILE_K * size + q_row + v_row)
+    scratch_bytes += TILE_K * (dim * size + dim_v * size + 2 * q_row + v_row)
+    work = _work(problem, plan, 3 * dim + 2 * dim_v)
+    serial = threads == 1 or work < _SERIAL
+    items = 1 if serial else min(8 * threads, max(1, work // _ITEM))
+    ranges = _ranges(chunks * pairs, items)
+    return _Launch(
+        plan, (starts, reach), accumulation, accumulation.type(1), template(fields), scratch_bytes, serial,
+        chunks * pairs, ranges, work,
+    )  # fmt: skip
 
 
 def backward(
@@ -150,89 +225,67 @@ def backward(
     """See ``kernels.contract.Implementation``."""
     batch, heads_q, heads_kv = problem.batch, problem.heads_q, problem.heads_kv
     len_q, len_k, dim, dim_v = problem.len_q, problem.len_k, problem.head_dim, problem.head_dim_v
-    one = _one(problem.dtype)
     accumulation = accumulation_dtype(problem.dtype)
-    size, width = accumulation.itemsize, 4 * _host.WIDTH
-    q_row, v_row = _round_up(dim * size, width), _round_up(dim_v * size, width)
+    address = _jit.address
 
     dk = np.empty((batch, heads_kv, len_k, dim), problem.dtype)
     dv = np.empty((batch, heads_kv, len_k, dim_v), problem.dtype)
     dbias = None if bias is None else np.zeros(bias.shape, accumulation)
     dsinks = None if sinks is None else np.zeros((batch, heads_q))
-    if batch == 0 or heads_q == 0 or len_q == 0 or len_k == 0:
+    if m.size == 0:
         dk[...] = 0
         dv[...] = 0
-        if len_k or sinks is None or dlse is None or not l.size:
-            dq = np.zeros((batch, heads_q, len_q, dim), problem.dtype)
-            total = None if sinks is None else np.zeros(heads_q, accumulation)
-            return AttentionGrads(dq, dk, dv, dbias, total)
+        dq = np.zeros((batch, heads_q, len_q, dim), problem.dtype)
+        return AttentionGrads(
+            dq, dk, dv, dbias, None if dsinks is None else dsinks.sum(0).astype(accumulation)
+        )
 
-    fields = describe(problem, plan)
-    for name, array, axes in (
-        ("q", q, "bhi"),
-        ("k", k, "bhj"),
-        ("v", v, "bhj"),
-        ("out", out, "bhi"),
-        ("dout", dout, "bhi"),
-    ):
-        place(fields, name, array, axes)
+    launch = _launch(_make_backward, problem, plan)
+    chunks = launch.units // (batch * heads_kv)
     m = np.ascontiguousarray(m, accumulation)
     l = np.ascontiguousarray(l, accumulation)
     e, rl = np.empty_like(m), np.empty_like(m)
-    for name, array in (("m", m), ("l", l), ("e", e), ("rl", rl), ("dk", dk), ("dv", dv)):
-        fields[name] = _jit.address(array)
-    if dlse is not None:
-        dlse = np.asarray(dlse, accumulation)
-        place(fields, "dlse", dlse, "bhi")
-    if sinks is not None:
-        sinks = np.ascontiguousarray(sinks, accumulation)
-        fields["sinks"], fields["dsinks"] = _jit.address(sinks), _jit.address(dsinks)
-
-    pairs = batch * heads_kv
-    starts, reach = _key_chunks(plan, pairs)
-    chunks = len(starts) - 1
-    fields["chunks"], fields["chunk_start"], fields["reach"] = chunks, _jit.address(starts), _jit.address(reach)
-    straight = fields["kind"] == 0 and q_row == dim * size and fields["scale_after"] == 1.0
-    if straight and chunks == 1:
-        dq_out = np.zeros((batch, heads_q, len_q, dim), problem.dtype)
-        dq = dq_out
+    q_row = _round_up(dim, 4 * _host.WIDTH // accumulation.itemsize)
+    if problem.dtype == accumulation and q_row == dim and abs(problem.scale) <= 1.0 and chunks == 1:
+        dq = dq_out = np.zeros((batch, heads_q, len_q, dim), problem.dtype)  # added into in place
     else:
         dq_out = np.empty((batch, heads_q, len_q, dim), problem.dtype)
-        dq = np.zeros((chunks, batch, heads_q, len_q, q_row // size), accumulation)
-    fields["dq"], fields["dq_row"], fields["dq_out"] = _jit.address(dq), q_row, _jit.address(dq_out)
+        dq = np.zeros((chunks, batch, heads_q, len_q, q_row), accumulation)
 
-    own_bias_pass = False
-    if bias is not None:
-        bias, fields["bias_kind"] = _bias_in(bias, problem.dtype)
-        place(fields, "bias", bias, "bhij")
-        own_bias_pass = (bias.shape[0] == 1 and batch > 1) or (bias.shape[1] == 1 and heads_kv > 1)
-        own_bias_pass = own_bias_pass or chunks > 1
-        place(fields, "dbias", dbias, "bhij")
-        fields["dbias_batches"], fields["dbias_heads"] = bias.shape[:2]
+    bias_at, dbias_at, bias_kind, own_bias_pass = _NO_BIAS, _NO_BIAS, 0, False
+    if bias is not None and dbias is not None:
+        bias, bias_kind = _bias_in(bias, problem.dtype)
+        bias_at, dbias_at = broadcast_at(bias), broadcast_at(dbias)
+        own_bias_pass = (
+            (bias.shape[0] == 1 and batch > 1) or (bias.shape[1] == 1 and heads_kv > 1) or chunks > 1
+        )
+    if sinks is not None:
+        sinks = np.ascontiguousarray(sinks, accumulation)
+    if dlse is not None:
+        dlse = np.asarray(dlse, accumulation)
 
-    tiles = _visible_tiles(plan) * min(TILE_Q, len_q) * min(TILE_K, len_k)
-    work = tiles * (3 * dim + 2 * dim_v) * batch * heads_q // plan.row_ptr.shape[0]
-    threads = _threads.get_num_threads() if work >= _SERIAL else 1
-    most = 8 * threads if threads > 1 else 1
-    scratch_bytes = TILE_Q * (4 * TILE_K * size + q_row + v_row)
-    scratch_bytes += TILE_K * (dim * size + dim_v * size + 2 * q_row + v_row)
-    keys_record = pack({**fields, "dbias": 0} if own_bias_pass else fields)
-    record = pack(fields)
+    def values(dbias_at: tuple[int, ...]) -> tuple[int, ...]:
+        return (
+            bias_kind, *at(q), *at(k), *at(v), *at(out), address(m), address(l), *bias_at,
+            0 if sinks is None else address(sinks), *at(dout), *((0, 0, 0, 0) if dlse is None else at(dlse)),
+            address(dq), address(dk), address(dv), address(dq_out), address(e), address(rl),
+            0 if dsinks is None else address(dsinks), *dbias_at, *((0, 0) if bias is None else bias.shape[1::-1]),
+        )  # fmt: skip
 
-    def phase(kernel: Any, units: int, items: int, where: int) -> None:
-        def work_item(item: tuple[int, int]) -> None:
-            kernel(where, item[0], item[1], _threads.scratch(scratch_bytes), one)
+    call = record(launch.prefilled, values(dbias_at))
+    keys_call = record(launch.prefilled, values(_NO_BIAS)) if own_bias_pass else call
+    where = ctypes.addressof(call)
 
-        _threads.run(work_item, _ranges(units, min(items, most)))
+    def phase(kernel: Any, units: int, items: int) -> None:
+        _run(kernel, where, _ranges(units, 1 if launch.serial else min(items, len(launch.items))), launch)
 
-    where = ctypes.addressof(record)
-    phase(_backward.row_units, batch * heads_q, batch * heads_q * len_q * dim_v // 50_000, where)
-    phase(_backward.key_units, chunks * pairs, max(1, work // _ITEM), ctypes.addressof(keys_record))
+    phase(_backward.row_units, batch * heads_q, batch * heads_q * len_q * dim_v // 50_000)
+    _run(_backward.key_units, ctypes.addressof(keys_call), launch.items, launch)
     if dq_out is not dq:
-        phase(_backward.reduce_units, batch * heads_q, dq.size // 50_000, where)
-    if own_bias_pass:
-        units = dbias.shape[0] * dbias.shape[1] * (fields["num_rows"] if fields["dbias_i"] else 1)
-        phase(_backward.bias_units, units, max(1, work // _ITEM), where)
+        phase(_backward.reduce_units, batch * heads_q, dq.size // 50_000)
+    if own_bias_pass and dbias is not None:
+        rows = launch.plan.row_ptr.shape[1] - 1 if dbias.shape[2] > 1 else 1
+        phase(_backward.bias_units, dbias.shape[0] * dbias.shape[1] * rows, launch.work // _ITEM)
     total = None if dsinks is None else dsinks.sum(0).astype(accumulation)
     return AttentionGrads(dq_out, dk, dv, dbias, total)
 

@@ -18,35 +18,44 @@ from npattn.kernels._simd.vectors import record_reader
 from npattn.kernels.contract import Problem, split_scale
 from npattn.plans.tiles import TilePlan
 
-INTEGERS: Final = (
+CALL: Final = (
+    # the arrays of one call and their strides
+    "bias_kind q q_b q_h q_i k k_b k_h k_j v v_b v_h v_j out out_b out_h out_i m l "
+    "bias bias_b bias_h bias_i bias_j sinks dout dout_b dout_h dout_i dlse dlse_b dlse_h dlse_i "
+    # results of the backward pass and what it keeps between its phases
+    "dq dk dv dq_out e rl dsinks dbias dbias_b dbias_h dbias_i dbias_j dbias_heads dbias_batches"
+).split()
+SHAPE: Final = (
     # sizes
-    "batch heads_q heads_kv group len_q len_k dim dim_v kind bias_kind "
+    "batch heads_q heads_kv group len_q len_k dim dim_v kind dq_row "
     # switches
     "has_softcap has_bias has_sinks has_dropout threshold seed_lo seed_hi "
     # plan
     "tile_q tile_k num_rows num_cols list_batches list_heads list_of row_ptr row_first row_stop row_kind row_bits "
     "col_ptr col_first col_stop col_kind col_bits lo hi lo_row bits "
-    # arrays and their strides
-    "q q_b q_h q_i k k_b k_h k_j v v_b v_h v_j bias bias_b bias_h bias_i bias_j sinks "
-    "out out_b out_h out_i m l dout dout_b dout_h dout_i dlse dlse_b dlse_h dlse_i "
-    # results of the backward pass and what it keeps between its phases
-    "dq dq_row dk dv dbias dbias_b dbias_h dbias_i dbias_j dbias_heads dbias_batches e rl dsinks dq_out "
     # how the work is cut
     "chunks chunk_start reach heads_together"
 ).split()
 FLOATS: Final = "scale_before scale_after softcap keep_factor".split()
+FORWARD_CALL: Final = CALL.index("dout")  # the fields of CALL a forward call fills
 
-_DTYPE = np.dtype([(name, np.int64) for name in INTEGERS] + [(name, np.float64) for name in FLOATS])
-_FORMAT = struct.Struct(f"{len(INTEGERS)}q{len(FLOATS)}d")
+_DTYPE = np.dtype([(name, np.int64) for name in CALL + SHAPE] + [(name, np.float64) for name in FLOATS])
+_FORMAT = struct.Struct(f"{len(CALL) + len(SHAPE)}q{len(FLOATS)}d")
+_CALL_FORMAT = struct.Struct(f"{len(CALL)}q")
+_FORWARD_FORMAT = struct.Struct(f"{FORWARD_CALL}q")
+Buffer = ctypes.c_char * _FORMAT.size
 
 params_at = record_reader(numba.from_dtype(_DTYPE))
 
-_KIND = {"float16": 1, "bfloat16": 2}
+_KIND = {np.dtype(np.float16): 1}
 
 
 def storage_kind(dtype: np.dtype[Any]) -> int:
     """0: lanes are stored as they are computed; 1: float16; 2: bfloat16."""
-    return _KIND.get(dtype.name, 0)
+    kind = _KIND.get(dtype)
+    if kind is None:
+        kind = _KIND[dtype] = 2 if dtype.name == "bfloat16" else 0
+    return kind
 
 
 def describe(problem: Problem, plan: TilePlan) -> dict[str, Any]:
@@ -98,16 +107,29 @@ def describe(problem: Problem, plan: TilePlan) -> dict[str, Any]:
     }
 
 
-def place(fields: dict[str, Any], name: str, array: Any, axes: str) -> None:
-    """Enter the address of ``array`` and its strides along ``axes``; a length-1 axis is entered as stride 0."""
-    fields[name] = address(array)
-    for axis, stride, size in zip(axes, array.strides, array.shape, strict=False):
-        fields[f"{name}_{axis}"] = stride if size > 1 else 0
-
-
-def pack(fields: dict[str, Any]) -> Any:
-    """The record in memory; keep the returned buffer alive while kernels read it."""
-    buffer = ctypes.create_string_buffer(_FORMAT.size)
+def template(fields: dict[str, Any]) -> bytes:
+    """The record with everything but the arrays of a call filled in."""
     get = fields.get
-    _FORMAT.pack_into(buffer, 0, *[get(name, 0) for name in INTEGERS], *[fields[name] for name in FLOATS])
+    zeros = [0] * len(CALL)
+    return _FORMAT.pack(*zeros, *[int(get(name, 0)) for name in SHAPE], *[fields[name] for name in FLOATS])
+
+
+def record(prefilled: bytes, values: Any) -> Any:
+    """A record of one call; keep it alive while kernels read it. ``values`` are those of CALL, in order.
+
+    A forward call may leave out those from ``dout`` on.
+    """
+    buffer = Buffer.from_buffer_copy(prefilled)
+    (_FORWARD_FORMAT if len(values) == FORWARD_CALL else _CALL_FORMAT).pack_into(buffer, 0, *values)
     return buffer
+
+
+def at(array: Any) -> tuple[int, ...]:
+    """Address and strides of the first three axes of a 4-D (or 3-D) array."""
+    return (address(array), *array.strides[:3])
+
+
+def broadcast_at(array: Any) -> tuple[int, ...]:
+    """Address and four strides, 0 along axes of length 1, which stand for all indices."""
+    strides = (stride if size > 1 else 0 for stride, size in zip(array.strides, array.shape, strict=True))
+    return (address(array), *strides)

@@ -40,7 +40,6 @@ from npattn.kernels.tile.numba_cpu._rows import NEGATIVE_INFINITY, element
 from npattn.plans.tiles import BITS, INTERVAL
 
 
-
 @helper(types.intp)
 def list_of(p, b, h):
     """The plan's list of batch element b and query head h."""
@@ -158,9 +157,7 @@ def mask_bits(p, bitmap, i0, heads, count, width_k, s, s_row, vectors, one):
 
 
 @helper(types.boolean)
-def finish_logits(
-    p, b, lst, h0, heads, i0, count, j0, width_k, kind, bitmap, s, s_row, vectors, capped, one
-):
+def finish_logits(p, b, lst, h0, heads, i0, count, j0, width_k, kind, bitmap, s, s_row, vectors, capped, one):
     """Everything between q @ k.T and the softmax, in place; returns whether the tile holds masked pairs."""
     n = lanes(one)
     if p.scale_after != 1.0:

@@ -1,0 +1,326 @@
+"""The Numba tile kernels against the oracle: every feature, both directions, every storage dtype."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npattn import _threads
+from npattn._dropout import keep_mask
+from npattn.kernels import oracle
+from npattn.kernels.contract import Problem
+from npattn.masks import Causal, Dense, Documents, Full, Padding, Strided, Window
+from npattn.masks.base import Extent
+from npattn.plans.build import tile_plan
+
+numba_cpu = pytest.importorskip("npattn.kernels.tile.numba_cpu")
+
+if numba_cpu.supports(Problem(np.dtype("f4"), 1, 1, 1, 1, 1, 1, 1, 1.0, 0.0, False, False, 0.0, 0)):
+    pytest.skip("explicit vectors do not run interpreted", allow_module_level=True)
+
+# relative to the largest entry: a few roundings of sums of some hundred terms
+TOLERANCE = {"float64": 1e-12, "float32": 4e-6, "float16": 4e-3, "bfloat16": 3e-2}
+
+
+class Case:
+    """One random problem, its plan, and both implementations' answers."""
+
+    def __init__(
+        self,
+        dtype: Any,
+        sizes: tuple[int, ...],
+        *,
+        mask: Any = None,
+        bias: Any = None,
+        softcap: float = 0.0,
+        sinks: bool = False,
+        dropout_p: float = 0.0,
+        scale: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        batch, heads_q, heads_kv, len_q, len_k, dim, dim_v = sizes
+        self.dtype = np.dtype(dtype)
+        self.accumulation = np.dtype(np.float64 if self.dtype == np.float64 else np.float32)
+        self.q = rng.standard_normal((batch, heads_q, len_q, dim)).astype(self.dtype)
+        self.k = rng.standard_normal((batch, heads_kv, len_k, dim)).astype(self.dtype)
+        self.v = rng.standard_normal((batch, heads_kv, len_k, dim_v)).astype(self.dtype)
+        self.dout = rng.standard_normal((batch, heads_q, len_q, dim_v)).astype(self.dtype)
+        self.dlse = rng.standard_normal((batch, heads_q, len_q)).astype(self.accumulation)
+        if isinstance(bias, tuple):
+            bias = rng.standard_normal(bias)
+            bias[rng.random(bias.shape) < 0.1] = -np.inf
+        self.bias = None if bias is None else bias.astype(self.accumulation)
+        self.sinks = rng.standard_normal(heads_q).astype(self.accumulation) if sinks else None
+        scale = dim**-0.5 if scale is None else scale
+        self.problem = Problem(
+            self.dtype, *sizes, scale, softcap, bias is not None, sinks, dropout_p, 0x123456789ABCDEF
+        )
+        extent = Extent(batch, heads_q, len_q, len_k)
+        self.plan = tile_plan(mask, extent, *numba_cpu.tile_shape(self.problem))
+        dense = (Full() if mask is None else mask).to_dense(len_q, len_k, batch, heads_q)
+        self.dense = np.broadcast_to(dense, (batch, heads_q, len_q, len_k))
+
+    def forward(self) -> Any:
+        return numba_cpu.forward(self.problem, self.plan, self.q, self.k, self.v, self.bias, self.sinks)
+
+    def backward(self, result: Any) -> Any:
+        return numba_cpu.backward(
+            self.problem,
+            self.plan,
+            self.dout,
+            self.dlse,
+            self.q,
+            self.k,
+            self.v,
+            *result,
+            self.bias,
+            self.sinks,
+        )
+
+    def expected(self) -> tuple[Any, Any]:
+        wide = [
+            None if array is None else array.astype(np.float64)
+            for array in (self.q, self.k, self.v, self.bias, self.sinks, self.dout, self.dlse)
+        ]
+        q, k, v, bias, sinks, dout, dlse = wide
+        problem = self.problem._replace(dtype=np.dtype(np.float64))
+        result = oracle.forward(problem, self.dense, q, k, v, bias, sinks)
+        return result, oracle.backward(problem, self.dense, dout, dlse, q, k, v, *result, bias, sinks)
+
+    def check(self) -> None:
+        result = self.forward()
+        grads = self.backward(result)
+        result_64, grads_64 = self.expected()
+        tolerance = TOLERANCE[self.dtype.name]
+        for name, ours, exact in zip(result._fields, result, result_64, strict=True):
+            assert_close(name, ours, exact, tolerance)
+        assert result.out.dtype == self.dtype
+        for name, ours, exact in zip(grads._fields, grads, grads_64, strict=True):
+            if exact is None:
+                assert ours is None
+                continue
+            assert_close(name, ours, exact, 4 * tolerance)
+
+
+def assert_close(name: str, ours: Any, exact: Any, tolerance: float) -> None:
+    assert ours.shape == exact.shape, name
+    ours = np.asarray(ours, np.float64)
+    assert np.isfinite(ours).all(), name
+    error = np.abs(ours - exact).max(initial=0.0) / max(1.0, np.abs(exact).max(initial=0.0))
+    assert error < tolerance, (name, error)
+
+
+SIZES = [
+    (1, 1, 1, 1, 1, 1, 1),
+    (1, 1, 1, 5, 7, 3, 1),
+    (2, 4, 2, 70, 130, 64, 64),
+    (1, 3, 1, 100, 61, 80, 33),
+    (2, 6, 2, 3, 90, 16, 17),
+    (1, 2, 2, 97, 150, 96, 256),
+]
+
+
+def features(sizes: tuple[int, ...]) -> dict[str, dict[str, Any]]:
+    batch, heads_q, _, len_q, len_k, _, _ = sizes
+    rng = np.random.default_rng(1)
+    dense = rng.random((batch, heads_q, len_q, len_k)) < 0.4
+    return {
+        "plain": {},
+        "causal": {"mask": Causal()},
+        "top_left": {"mask": Causal(0), "sinks": True},
+        "window": {"mask": Window(10, 3)},
+        "padding": {"mask": Padding(np.arange(batch) * 20)},
+        "strided": {"mask": Strided(5)},
+        "dense": {"mask": Dense(dense)},
+        "softcap": {"softcap": 2.0, "scale": 3.0},
+        "dropout": {"dropout_p": 0.3},
+        "bias": {"bias": (batch, heads_q, len_q, len_k)},
+        "bias_of_keys": {"bias": (1, 1, 1, len_k)},
+        "bias_of_queries": {"bias": (batch, 1, len_q, 1)},
+        "bias_of_heads": {"bias": (1, heads_q, 1, 1)},
+        "all": {
+            "bias": (1, heads_q, len_q, len_k),
+            "mask": Causal() | Window(5, 5),
+            "softcap": 3.0,
+            "sinks": True,
+            "dropout_p": 0.2,
+        },
+    }
+
+
+@pytest.mark.parametrize("feature", list(features(SIZES[0])))
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_agrees_with_the_oracle(dtype: str, sizes: tuple[int, ...], feature: str) -> None:
+    Case(dtype, sizes, **features(sizes)[feature]).check()
+
+
+@pytest.mark.parametrize("feature", ["plain", "causal", "dense", "all"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sixteen_bit_storage_agrees_with_the_oracle(dtype: str, feature: str) -> None:
+    kind: Any = np.float16 if dtype == "float16" else pytest.importorskip("ml_dtypes").bfloat16
+    for sizes in SIZES[1:5]:
+        Case(kind, sizes, **features(sizes)[feature]).check()
+
+
+def test_documents_agree_with_the_oracle() -> None:
+    Case("f4", (1, 2, 2, 150, 150, 32, 32), mask=Documents([30, 0, 70, 50], causal=True)).check()
+
+
+def _bits(arrays: Any) -> list[bytes]:
+    return [array.tobytes() for array in arrays if array is not None]
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 700, 1100, 32, 32), (2, 4, 2, 130, 200, 40, 24)], ids=str)
+@pytest.mark.parametrize("feature", ["causal", "bias_of_keys", "all"])
+def test_bits_do_not_depend_on_the_number_of_threads(sizes: tuple[int, ...], feature: str) -> None:
+    case = Case("f4", sizes, **features(sizes)[feature])
+    before = _threads.get_num_threads()
+    seen = []
+    try:
+        for threads in (1, 2, 4, 4):
+            _threads.set_num_threads(threads)
+            result = case.forward()
+            seen.append(_bits(result) + _bits(case.backward(result)))
+    finally:
+        _threads.set_num_threads(before)
+    assert all(bits == seen[0] for bits in seen[1:])
+
+
+def test_strided_inputs_are_read_in_place() -> None:
+    """Transposed, reversed, broadcast and read-only arrays give the bits of their contiguous copies."""
+    case = Case("f4", (2, 4, 2, 70, 130, 32, 16), mask=Causal(), sinks=True, bias=(2, 4, 70, 130))
+    plain = case.forward()
+    grads = case.backward(plain)
+
+    def awkward(array: Any) -> Any:
+        stored = np.ascontiguousarray(array[:, :, ::-1].transpose(0, 2, 1, 3))
+        view = stored.transpose(0, 2, 1, 3)[:, :, ::-1]
+        view.flags.writeable = False
+        assert view.strides[2] < 0 and (view == array).all()
+        return view
+
+    for name in ("q", "k", "v", "dout"):
+        setattr(case, name, awkward(getattr(case, name)))
+    case.bias = np.asfortranarray(case.bias)
+    case.dlse = np.asfortranarray(case.dlse)
+    result = case.forward()
+    assert _bits(result) == _bits(plain)
+    assert _bits(case.backward(result)) == _bits(grads)
+
+    case.k = np.broadcast_to(case.k[:, :, :1], case.k.shape)  # stride 0 along the keys
+    case.check()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_what_is_masked_never_leaks(dtype: str, bias: bool) -> None:
+    """NaN and inf in keys, values, queries and cotangents that no visible pair touches change nothing."""
+    sizes = (1, 2, 1, 70, 140, 16, 24)
+    rng = np.random.default_rng(3)
+    dense = rng.random((1, 1, 70, 140)) < 0.5
+    dense[..., 40:90] = False  # keys that nobody sees
+    dense[..., 10:15, :] = False  # queries that see nothing
+    kwargs: dict[str, Any] = {"mask": Dense(dense)}
+    if bias:
+        kwargs = {"bias": np.where(dense, 0.5, -np.inf)}
+    clean = Case(dtype, sizes, **kwargs)
+    result = clean.forward()
+    grads = clean.backward(result)
+    dirty = Case(dtype, sizes, **kwargs)
+    dirty.k[:, :, 40:90] = np.nan
+    dirty.v[:, :, 40:65] = np.inf
+    dirty.v[:, :, 65:90] = np.nan
+    dirty.q[:, :, 10:15] = np.nan
+    dirty.dout[:, :, 10:15] = np.inf
+    dirty.dlse[:, :, 10:15] = np.nan
+    dirty_result = dirty.forward()
+    dirty_grads = dirty.backward(dirty_result)
+    tolerance = TOLERANCE[dtype]
+    for name, a, b in zip(result._fields, dirty_result, result, strict=True):
+        assert_close(name, a, b, tolerance)
+    for name, a, b in zip(grads._fields, dirty_grads, grads, strict=True):
+        if a is not None:
+            assert_close(name, a, b, 4 * tolerance)
+    assert (dirty_grads.key[:, :, 40:90] == 0).all() and (dirty_grads.value[:, :, 40:90] == 0).all()
+    assert (dirty_grads.query[:, :, 10:15] == 0).all()
+    assert (dirty_result.out[:, :, 10:15] == 0).all() and (dirty_result.l[:, :, 10:15] == 0).all()
+
+
+@pytest.mark.parametrize("value", [np.finfo(np.float32).min, 1e5, -1e5])
+def test_equal_logits_however_large_give_the_mean(value: float) -> None:
+    """At 1e5 float32 has no room for log(l) beside m: the weights must still sum to one, both ways."""
+    bias = np.full((1, 1, 1, 200), value)
+    case = Case("f4", (1, 1, 1, 60, 200, 8, 8), bias=bias)
+    case.q[...] = 0
+    case.dlse[...] = 0
+    result = case.forward()
+    np.testing.assert_allclose(
+        result.out, np.broadcast_to(case.v.mean(2, keepdims=True), result.out.shape), atol=1e-6
+    )
+    grads = case.backward(result)
+    np.testing.assert_allclose(
+        grads.value, np.broadcast_to(case.dout.sum(2, keepdims=True) / 200, grads.value.shape), atol=1e-6
+    )
+
+
+def test_differences_of_representable_logits_are_exact() -> None:
+    """Logits 4096 and 4096 + 2**-11 differ by exactly 2**-11: multiplied by log2(e) first they would not."""
+    case = Case("f4", (1, 1, 1, 1, 2, 1, 2), scale=1.0)
+    case.q[...] = 1.0
+    case.k[0, 0, :, 0] = (4096.0, 4096.0 + 2.0**-11)
+    case.v[0, 0] = np.eye(2)
+    out = case.forward().out[0, 0, 0].astype(np.float64)
+    assert abs(np.log(out[1] / out[0]) - 2.0**-11) < 2e-7
+
+
+def test_a_sum_of_4096_equal_weights_is_exact() -> None:
+    case = Case(np.float16, (1, 1, 1, 1, 4096, 4, 4))
+    case.q[...] = 0
+    case.v[...] = 1
+    result = case.forward()
+    assert (result.out == 1).all() and (result.l == 4096).all()
+
+
+def test_dropout_keeps_what_keep_mask_says() -> None:
+    """With v the identity the output is the dropped weights themselves."""
+    case = Case("f4", (2, 2, 1, 50, 70, 4, 70), dropout_p=0.4)
+    case.v[...] = np.eye(70, dtype=np.float32)
+    weights = case.forward().out
+    keep = keep_mask(case.problem.seed, (2, 2, 50, 70), 0.4)
+    assert ((weights != 0) == keep).all()
+
+
+def test_nothing_given_is_modified() -> None:
+    case = Case("f4", (1, 2, 1, 50, 70, 16, 16), mask=Causal(), sinks=True, bias=(1, 1, 50, 70))
+    names = ("q", "k", "v", "dout", "dlse", "bias", "sinks")
+    before = {name: getattr(case, name).tobytes() for name in names}
+    result = case.forward()
+    kept = _bits(result)
+    case.backward(result)
+    assert _bits(result) == kept
+    assert all(getattr(case, name).tobytes() == before[name] for name in names)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(0, 2, 1, 3, 4, 5, 6), (2, 2, 1, 0, 4, 5, 6), (2, 2, 1, 3, 0, 5, 6)], ids=str
+)
+@pytest.mark.parametrize("sinks", [False, True])
+def test_empty_axes_give_empty_or_zero_arrays(sizes: tuple[int, ...], sinks: bool) -> None:
+    Case("f4", sizes, sinks=sinks).check()
+
+
+def test_layouts_do_not_compile_another_kernel() -> None:
+    from npattn.kernels.tile.numba_cpu import _backward, _forward
+
+    test_strided_inputs_are_read_in_place()
+    for kernel in (_forward.forward_units, _backward.key_units, _backward.row_units):
+        assert len(kernel.signatures) <= 2  # float32 and float64
+
+
+def test_results_are_finite_when_the_largest_values_are_averaged() -> None:
+    """Values near the largest float: their unnormalised sum would overflow, their mean does not."""
+    case = Case("f4", (1, 1, 1, 3, 100, 8, 8))
+    case.v[...] = 3e38
+    np.testing.assert_allclose(case.forward().out, 3e38, rtol=1e-5)
