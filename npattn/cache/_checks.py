@@ -7,6 +7,7 @@ import numpy as np
 
 from npattn._arrays import is_attention_dtype, is_cupy
 from npattn._typing import Array
+from npattn.functional import merge_attention
 
 
 class CacheFullError(ValueError):
@@ -90,7 +91,5 @@ def joined(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
     """(out, lse) over disjoint sets of keys, from the (out, lse) over each."""
     if len(parts) == 1:
         return parts[0]
-    from npattn.functional import merge_attention
-
     out, lse = merge_attention([out for out, _ in parts], [lse for _, lse in parts])
     return out, lse
