@@ -203,7 +203,7 @@ def linear_attention_cost(
     item = np.dtype(dtype).itemsize
     acc = accumulation_dtype(np.dtype(dtype)).itemsize
     per_head = batch * heads
-    state = head_dim * (head_dim_v + 1)
+    state = head_dim * (head_dim_v + 1)  # (features, values and their sum)
     features = per_head * (len_q + len_k) * head_dim
     out_bytes = per_head * len_q * head_dim_v * item
     inputs = features * item + per_head * len_k * head_dim_v * item
@@ -211,5 +211,6 @@ def linear_attention_cost(
         flops=2 * per_head * (len_q + len_k) * state,
         exps=features,
         bytes_moved=inputs + out_bytes,
-        peak_bytes=out_bytes + features * acc + per_head * (state + len_q) * acc,
+        # features, values with a column of ones, numerator and denominator twice (the quotient), out
+        peak_bytes=per_head * (len_k + 2 * len_q) * (head_dim_v + 1) * acc + features * acc + out_bytes,
     )

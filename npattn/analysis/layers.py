@@ -55,14 +55,15 @@ def layer_cost(layer: Any, length: int, *, batch: int = 1, backward: bool = Fals
     parameters = layer.named_parameters()
     item = next((array.dtype.itemsize for array in parameters.values()), 4)
     tally = _Tally(batch, length)
-    peak, _ = _visit(layer, tally, 0)
+    peak, width = _visit(layer, tally, 0)
     size = sum(array.size for array in parameters.values())
     if not backward:
         flops = tally.products + tally.attention_forward
         return Cost(flops, tally.exps, tally.moved * item, peak * item)
     flops = 3 * tally.products + tally.attention_step  # dx and dweight are a product each
     moved = 3 * tally.moved + 2 * tally.kept + size
-    return Cost(flops, 2 * tally.exps, moved * item, (tally.kept + size + peak) * item)
+    held = tally.kept + tally.tokens * width + size + peak
+    return Cost(flops, 2 * tally.exps, moved * item, held * item)
 
 
 @dataclass
@@ -113,7 +114,7 @@ def _linear(layer: Any, tally: _Tally, width: int) -> tuple[int, int]:
 
 
 def _product(tally: _Tally, inputs: int, outputs: int) -> None:
-    """tokens x inputs times inputs x outputs; the pullback keeps the input."""
+    """Tokens x inputs times inputs x outputs; the pullback keeps the input."""
     tally.products += 2 * tally.tokens * inputs * outputs
     tally.moved += inputs * outputs + tally.tokens * (inputs + outputs)
     tally.kept += tally.tokens * inputs
