@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 from npattn._typing import Array, Grads
 from npattn.optim.optimizer import not_negative
 
@@ -43,7 +45,8 @@ def _square(grad: Array) -> float:
     flat = grad.reshape(-1)
     if flat.dtype.itemsize < 4:
         flat = flat.astype("float32")
-    square = float(flat @ flat)
+    with np.errstate(over="ignore"):
+        square = float(flat @ flat)
     if math.isinf(square):  # beyond float32's range, not beyond float64's
         flat = flat.astype("float64")
         square = float(flat @ flat)
