@@ -1,5 +1,7 @@
 """Optimisers: resuming bit for bit, errors that change nothing, clipping, schedules."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -154,8 +156,8 @@ def test_warmup_cosine():
     assert rates[10] == 1.0
     assert rates[30] == pytest.approx(0.55)
     assert rates[50:] == [0.1] * 10
-    assert all(a < b for a, b in zip(rates[:10], rates[1:11], strict=True))
-    assert all(a > b for a, b in zip(rates[10:50], rates[11:51], strict=True))
+    assert all(a < b for a, b in itertools.pairwise(rates[:11]))
+    assert all(a > b for a, b in itertools.pairwise(rates[10:51]))
     assert rates[0] > 0
     with pytest.raises(ValueError, match="warmup 5, total 4"):
         optim.warmup_cosine(0, lr=1, min_lr=0, warmup=5, total=4)
