@@ -216,13 +216,18 @@ def common_dtype(**arrays: Array) -> np.dtype[Any]:
 
 def stacked(x: Array, layout: Layout, heads: int, dtype: np.dtype[Any]) -> Array:
     """``x`` as (batch, heads, length, dim) of ``dtype``, its last axis contiguous."""
-    if x.dtype != dtype or not x.flags.aligned:
+    if x.dtype != dtype or is_misaligned(x):
         x = x.astype(dtype)
     if x.ndim != 4 or x.shape[0] != layout.batch or x.shape[1] != heads:
         xp = array_module(x)
         x = xp.broadcast_to(x, (*layout.lead, heads, *x.shape[-2:]))
         x = x.reshape(layout.batch, heads, *x.shape[-2:])
     return contiguous_last_axis(x)
+
+
+def is_misaligned(x: Array) -> bool:
+    """Whether items start at addresses that a machine may refuse; never so on a GPU."""
+    return type(x) is np.ndarray and not x.flags.aligned
 
 
 def narrowed(x: Array, dtype: np.dtype[Any]) -> Array:
@@ -289,7 +294,7 @@ def _bias(bias: Any, layout: Layout, acc: np.dtype[Any]) -> Array:
     dtype = bias.dtype.newbyteorder("=")
     if dtype == np.float64 != acc:
         bias = narrowed(bias, acc)
-    elif bias.dtype != dtype or not bias.flags.aligned:
+    elif bias.dtype != dtype or is_misaligned(bias):
         bias = bias.astype(dtype)
     return contiguous_last_axis(bias)
 
