@@ -1,4 +1,4 @@
-"""The graph part of ``npattn demo``: a graph attention network learns Zachary's karate club from two labels."""
+"""The graph part of ``npattn demo``: graph attention learns Zachary's karate club from two labels."""
 
 import numpy as np
 
