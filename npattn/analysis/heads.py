@@ -97,8 +97,15 @@ def head_summary(source: "Array | AttentionStats") -> HeadSummary:
         raise ValueError(f"a summary needs at least one head, got per-query numbers of shape {entropy.shape}")
     xp = array_module(entropy)
     spread = xp.exp(entropy.astype(np.float64))
-    means = [_mean_per_head(part, seen) for part in (entropy, largest, spread, self_weight)]
-    return HeadSummary(*means, int(means[0].argmin()), int(means[0].argmax()))
+    mean = _mean_per_head(entropy, seen)
+    return HeadSummary(
+        entropy=mean,
+        max_weight=_mean_per_head(largest, seen),
+        spread=_mean_per_head(spread, seen),
+        self_weight=_mean_per_head(self_weight, seen),
+        most_focused=int(mean.argmin()),
+        least_focused=int(mean.argmax()),
+    )
 
 
 def head_agreement(weights: Array) -> Array:
@@ -150,7 +157,7 @@ def head_agreement(weights: Array) -> Array:
     heads = weights.shape[-3]
     entropy = row_entropy(weights)  # (..., heads, len_q)
     seen = weights.sum(axis=-1) > 0
-    agreement = xp.eye(heads)
+    agreement: Array = xp.eye(heads)
     for a in range(heads):
         for b in range(a + 1, heads):
             p, q = (weights[..., h, :, :].astype(np.float64) for h in (a, b))
@@ -188,7 +195,7 @@ def aligned_diagonal(weights: Array) -> Array:
     xp = array_module(weights)
     len_q, len_k = weights.shape[-2:]
     queries = xp.arange(max(len_q - len_k, 0), len_q)
-    diagonal = xp.zeros(weights.shape[:-1], weights.dtype)
+    diagonal: Array = xp.zeros(weights.shape[:-1], weights.dtype)
     diagonal[..., queries] = weights[..., queries, queries + (len_k - len_q)]
     return diagonal
 

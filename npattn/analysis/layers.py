@@ -178,7 +178,7 @@ def _attention(layer: Any, tally: _Tally, width: int) -> tuple[int, int]:
 def _mask(layer: Any) -> Mask | None:
     """The mask of the layer itself: causal, window and its own."""
     causal, window = getattr(layer, "causal", False), getattr(layer, "window", None)
-    masks = [Causal()] if causal else []
+    masks: list[Mask] = [Causal()] if causal else []
     if window is not None:
         left, right = window if isinstance(window, tuple) else (window, 0 if causal else window)
         masks.append(Window(left, right))
