@@ -306,7 +306,8 @@ def scaled_dot_product_attention(
     Parameters
     ----------
     query, key, value : (..., heads, length, dim) array
-        Fewer heads of key and value than of query need ``enable_gqa``, except one head, which broadcasts.
+        One head broadcasts against several; fewer heads of key and value than of query, but more than one,
+        need ``enable_gqa``.
     attn_mask : bool or float array, optional
         True = may attend; a float array is added to the logits.
     dropout_p : float, default 0.0
@@ -346,11 +347,8 @@ def scaled_dot_product_attention(
         raise ValueError(
             "give attn_mask or is_causal=True, not both; combine masks with npattn.masks and `&`"
         )
-    if not enable_gqa and min(query.ndim, key.ndim) > 2 and key.shape[-3] not in (1, query.shape[-3]):
-        raise ValueError(
-            f"query and key have different numbers of heads (axis -3, heads): query has shape {query.shape}, "
-            f"key has shape {key.shape}; groups of query heads sharing a key head need enable_gqa=True"
-        )
+    if not enable_gqa:
+        query, key, value = _broadcast_heads(query, key, value)
     mask: Any = Causal(offset=0) if is_causal else None
     bias = None
     if attn_mask is not None:
@@ -360,6 +358,26 @@ def scaled_dot_product_attention(
         else:
             mask = _check.mask_dtype(attn_mask, "attn_mask")
     return attention(query, key, value, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p, seed=seed)
+
+
+def _broadcast_heads(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
+    """Repeat arrays of one head, by a stride of 0, for the heads of the others, as PyTorch does."""
+    arrays = (query, key, value)
+    heads = {x.shape[-3] for x in arrays if x.ndim > 2} - {1}
+    if len(heads) > 1:
+        raise ValueError(
+            "query, key and value have different numbers of heads (axis -3, heads): query has shape "
+            f"{query.shape}, key has shape {key.shape}, value has shape {value.shape}; groups of query heads "
+            "that share a key head need enable_gqa=True"
+        )
+    if not heads or (query.ndim > 2 and query.shape[-3] != 1 and key.shape[-3:-2] == value.shape[-3:-2]):
+        return arrays  # one key head for all is what ``attention`` computes anyway
+    (several,) = heads
+    xp = array_module(*arrays)
+    query, key, value = (
+        xp.broadcast_to(x, (*x.shape[:-3], several, *x.shape[-2:])) if x.ndim > 2 else x for x in arrays
+    )
+    return query, key, value
 
 
 def attention_weights(

@@ -121,13 +121,27 @@ def test_sdpa_gives_zeros_where_every_key_is_masked(rng):
 
 def test_sdpa_wants_enable_gqa_for_groups(rng):
     q, k = rng.standard_normal((1, 6, 4, 5)), rng.standard_normal((1, 2, 7, 5))
-    with pytest.raises(ValueError, match=r"enable_gqa=True"):
+    with pytest.raises(ValueError, match=r"\(1, 6, 4, 5\).*\(1, 2, 7, 5\).*enable_gqa=True"):
         scaled_dot_product_attention(q, k, k)
     expected = attention(q, k, k)
     np.testing.assert_array_equal(scaled_dot_product_attention(q, k, k, enable_gqa=True), expected)
     np.testing.assert_array_equal(
         scaled_dot_product_attention(q, k[:, :1], k[:, :1]), attention(q, k[:, :1], k[:, :1])
     )
+
+
+def test_sdpa_broadcasts_one_head_against_several(rng):
+    q, k, v = (
+        rng.standard_normal((2, 3, 4, 5)),
+        rng.standard_normal((2, 3, 7, 5)),
+        rng.standard_normal((2, 3, 7, 6)),
+    )
+    for one in ([0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]):
+        arrays = [x[:, :1] if n in one else x for n, x in enumerate((q, k, v))]
+        out = scaled_dot_product_attention(*arrays)
+        expected = formula(*arrays, True)
+        assert out.shape == expected.shape
+        np.testing.assert_allclose(out, expected, atol=1e-14)
 
 
 def test_sdpa_refuses_what_pytorch_refuses(rng):
