@@ -33,8 +33,14 @@ from npattn.masks.base import Extent, Mask, as_intervals
 
 @dataclass(frozen=True, eq=False)
 class Full(Mask):
-    """Every query sees every key. No row is empty unless there are no keys.
+    """Every query sees every key.
 
+    Notes
+    -----
+    No row is empty unless there are no keys. ``mask=None`` means the same.
+
+    Examples
+    --------
     >>> print(Full().picture(2, 3))
     ███
     ███

@@ -379,9 +379,32 @@ class Blocks(_Blocked):
 
 @dataclass(frozen=True, eq=False)
 class BigBird(_Blocked):
-    """Window, global and random blocks (Zaheer et al., 2020), for whatever lengths the call has.
+    """Window, global and random blocks, for whatever lengths the call has. Made by `bigbird`.
 
-    Made by `bigbird`, which documents the parameters.
+    Parameters
+    ----------
+    block_size : int >= 1
+        Queries and keys of a block.
+    window_blocks : int >= 0
+        Blocks of the window: ``|r − c| <= window_blocks // 2``; 0 is no window.
+    global_blocks : int >= 0
+        The first so many blocks see and are seen by all.
+    random_blocks : int >= 0
+        Further blocks that each row of blocks sees.
+    seed : int >= 0
+        Decides which.
+
+    Examples
+    --------
+    >>> print(BigBird(2, 1, 1, 0, seed=0).picture(8, 8))
+    ████████
+    ████████
+    ████····
+    ████····
+    ██··██··
+    ██··██··
+    ██····██
+    ██····██
     """
 
     block_size: int

@@ -230,6 +230,7 @@ def test_memory_stays_linear_at_32768_keys():
 
     rng = np.random.default_rng(0)
     q = rng.normal(size=(1, 1, 32768, 16)).astype(np.float32)
+    attention_stats(q[:, :, :99], q[:, :, :99], top_k=4)  # compiles, which takes memory of its own
     tracemalloc.start()
     stats = attention_stats(q, q, mask=Window(500), top_k=4)
     peak = tracemalloc.get_traced_memory()[1]
