@@ -11,7 +11,6 @@ from npattn.functional.activation import swiglu as swiglu
 from npattn.functional.activation import swiglu_vjp as swiglu_vjp
 from npattn.functional.attention import attention as attention
 from npattn.functional.attention import attention_vjp as attention_vjp
-from npattn.functional.attention import attention_weights as attention_weights
 from npattn.functional.attention import scaled_dot_product_attention as scaled_dot_product_attention
 from npattn.functional.dropout import fold_seed as fold_seed
 from npattn.functional.dropout import keep_mask as keep_mask
@@ -27,6 +26,7 @@ from npattn.functional.linear_attention import LinearAttentionState as LinearAtt
 from npattn.functional.linear_attention import linear_attention as linear_attention
 from npattn.functional.linear_attention import linear_attention_step as linear_attention_step
 from npattn.functional.linear_attention import linear_attention_vjp as linear_attention_vjp
+from npattn.functional.linear import linear as linear
 from npattn.functional.loss import cross_entropy as cross_entropy
 from npattn.functional.loss import cross_entropy_vjp as cross_entropy_vjp
 from npattn.functional.merge import merge_attention as merge_attention
@@ -45,4 +45,5 @@ from npattn.functional.statistics import AttentionStats as AttentionStats
 from npattn.functional.statistics import attention_stats as attention_stats
 from npattn.functional.varlen import varlen_attention as varlen_attention
 from npattn.functional.varlen import varlen_attention_vjp as varlen_attention_vjp
+from npattn.functional.weights import attention_weights as attention_weights
 from npattn.kernels.contract import AttentionGrads as AttentionGrads

@@ -313,3 +313,15 @@ def like_argument(grad: Array, argument: Any, lead: tuple[int, ...]) -> Array:
     if axes:
         grad = grad.sum(axes, keepdims=True, dtype=accumulation_dtype(grad.dtype))
     return grad.reshape(argument.shape).astype(argument.dtype, copy=False)
+
+
+def visible_pairs(mask: Mask | None, extent: Extent, index: Array | None = None) -> Array:
+    """The mask as bools, (batch or 1, heads or 1, len_q or len(index), len_k); ``index`` names query rows."""
+    batch, heads, len_q, len_k = extent
+    if mask is None:
+        return np.ones((1, 1, len_q if index is None else len(index), len_k), bool)
+    if index is None:
+        return mask.to_dense(len_q, len_k, batch, heads)
+    mask.check(extent)
+    b, h, _, j = np.ogrid[:batch, :heads, :1, :len_k]
+    return np.broadcast_to(mask.allowed(extent, b, h, index[:, None], j), (batch, heads, len(index), len_k))

@@ -1,19 +1,26 @@
-"""Exact attention, its pullback and its weights.
+"""Exact attention and its pullback.
 
 ``attention`` checks and canonicalises its arguments (``_canonical``), asks ``plans`` for the tiles to visit
 and ``kernels.select`` for the module to visit them, and shapes the result. The formula is in
 ``kernels.contract``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
 from npattn import _check
-from npattn._arrays import accumulation_dtype, array_module, is_cupy, to_numpy
+from npattn._arrays import accumulation_dtype, array_module, is_cupy
 from npattn._typing import Array
-from npattn.functional._canonical import Inputs, as_array, canonical, like_argument, stacked
+from npattn.functional._canonical import (
+    Inputs,
+    as_array,
+    canonical,
+    like_argument,
+    stacked,
+    visible_pairs,
+)
 from npattn.kernels.contract import AttentionGrads, Forward
 from npattn.kernels.select import TILE, load, select
 from npattn.masks.base import Mask
@@ -380,67 +387,6 @@ def _broadcast_heads(query: Array, key: Array, value: Array) -> tuple[Array, Arr
     return query, key, value
 
 
-def attention_weights(
-    query: Array,
-    key: Array,
-    *,
-    mask: Mask | Array | None = None,
-    bias: Array | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Array | None = None,
-    rows: Sequence[int] | Array | None = None,
-) -> Array:
-    """The softmax weights of ``attention``, of all queries or of chosen ones.
-
-    Parameters
-    ----------
-    query, key, mask, bias, scale, softcap, sinks
-        As in ``attention``.
-    rows : sequence of int, optional
-        Query indices, in any order, repeats allowed, negative ones counted from the end. None: all.
-
-    Returns
-    -------
-    weights : (..., heads_q, len_q or len(rows), len_k) array
-        In the promoted input dtype. A row sums to 1; to less with a sink; to 0 where no key is seen.
-
-    Raises
-    ------
-    IndexError
-        ``rows`` holds something that is not the index of a query.
-    ValueError, TypeError
-        As ``attention``.
-
-    Notes
-    -----
-    Time and memory are O(heads_q · rows · len_k): ask for the rows to look at, and see ``attention_stats``
-    for what can be known of all of them without the matrix.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from npattn import attention_weights
-    >>> q = np.array([[[0.0], [1.0]]])
-    >>> attention_weights(q, np.log([[[1.0], [3.0]]]), rows=[1, 0]).tolist()
-    [[[0.25, 0.75], [0.5, 0.5]]]
-    """
-    inputs = canonical(query, key, key, mask, bias, scale, softcap, sinks)
-    layout, problem, mask, q, k, _, bias, sinks = inputs
-    xp = array_module(q)
-    index = None if rows is None else _row_index(rows, layout.len_q)
-    if index is not None:
-        q = q[:, :, index]
-        problem = problem._replace(len_q=len(index))
-        if bias is not None and bias.shape[2] != 1:
-            bias = bias[:, :, index]
-    visible = xp.asarray(_visible(mask, layout.extent, index))
-    oracle, _ = load(TILE["oracle"])
-    weights: Array = oracle.weights(problem, visible, q, k, bias, sinks)
-    shape = (*layout.rows_shape[:-1], problem.len_q, problem.len_k)
-    return weights.reshape(shape).astype(problem.dtype, copy=False)
-
-
 def _prepare(
     query: Array,
     key: Array,
@@ -468,7 +414,7 @@ def _prepare(
         implementation, _ = load(TILE["oracle"])
     tile = implementation.tile_shape(problem)
     if tile is None:
-        plan = array_module(inputs.q).asarray(_visible(inputs.mask, inputs.layout.extent, None))
+        plan = array_module(inputs.q).asarray(visible_pairs(inputs.mask, inputs.layout.extent))
     else:
         plan = tile_plan(inputs.mask, inputs.layout.extent, *tile)
     return _Call(inputs, implementation, plan, drops_all)
@@ -509,29 +455,3 @@ def _cotangent(name: str, x: Array, shape: tuple[int, ...]) -> Array:
     if x.shape != shape:
         raise ValueError(f"{name} must have the shape of {name[1:]}, {shape}, got {x.shape}")
     return x
-
-
-def _visible(mask: Mask | None, extent: Any, index: Array | None) -> Array:
-    """The mask as bools, (batch or 1, heads or 1, len_q or len(index), len_k)."""
-    batch, heads, len_q, len_k = extent
-    if mask is None:
-        return np.ones((1, 1, len_q if index is None else len(index), len_k), bool)
-    if index is None:
-        return mask.to_dense(len_q, len_k, batch, heads)
-    mask.check(extent)
-    b, h, _, j = np.ogrid[:batch, :heads, :1, :len_k]
-    return np.broadcast_to(mask.allowed(extent, b, h, index[:, None], j), (batch, heads, len(index), len_k))
-
-
-def _row_index(rows: Any, len_q: int) -> Array:
-    """``rows`` as indices 0 <= i < len_q."""
-    index = to_numpy(rows)
-    if index.size == 0 and index.ndim == 1:
-        return np.zeros(0, np.int64)
-    if index.ndim != 1 or index.dtype.kind not in "iu":
-        raise IndexError(f"rows must be a list of query indices, got {index.ndim}-D {index.dtype}")
-    outside = index[(index < -len_q) | (index >= len_q)]
-    if outside.size:
-        raise IndexError(f"row {outside[0]} is out of range for len_q = {len_q}")
-    index = index.astype(np.int64)
-    return np.where(index < 0, index + len_q, index)

@@ -7,7 +7,8 @@ import numpy as np
 
 from npattn._arrays import array_module
 from npattn._typing import Array, Grads, Pullback
-from npattn.functional.attention import attention, attention_vjp, attention_weights
+from npattn.functional.attention import attention, attention_vjp
+from npattn.functional.weights import attention_weights
 from npattn.masks import Causal, Dense, Mask, Window
 from npattn.nn.init import generator
 from npattn.nn.layer import Layer, join
