@@ -79,12 +79,6 @@ def save_html(
                 f"layer {number} has weights of shape {layer.shape} (heads, len_q, len_k), but there are "
                 f"{len(tokens)} tokens and {len(keys)} key tokens"
             )
-    total = sum(layer.size for layer in layers)
-    if total > _MOST_WEIGHTS:
-        raise ValueError(
-            f"{total:,} weights are too many for a page (at most {_MOST_WEIGHTS:,}); choose layers, heads or "
-            "a part of the text"
-        )
     data = {
         "tokens": tokens,
         "keys": None if key_tokens is None else keys,
@@ -102,6 +96,12 @@ def save_html(
 def _as_layers(weights: Array | Sequence[Array]) -> list[Array]:
     one_layer = hasattr(weights, "ndim") and weights.ndim <= 3
     parts: Sequence[Any] = [weights] if one_layer else list(weights)
+    total = sum(int(np.prod(np.shape(part))) for part in parts)
+    if total > _MOST_WEIGHTS:
+        raise ValueError(
+            f"{total:,} weights are too many for a page (at most {_MOST_WEIGHTS:,}); choose layers, heads or "
+            "a part of the text"
+        )
     layers = [stack_of_heads(layer, f"weights[{number}]") for number, layer in enumerate(parts)]
     if not layers or min(layer.shape[0] for layer in layers) == 0:
         raise ValueError("weights must hold at least one layer with at least one head")
