@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from npattn._arrays import array_module, is_cupy
+from npattn._arrays import array_module, is_cupy, to_numpy
 from npattn._typing import Array, Grads, Params
 
 
@@ -31,6 +31,8 @@ class Layer:
         Dotted name -> live array, in field order.
     load_parameters(parameters)
         Copies values into the live arrays.
+    move_to(xp)
+        Moves them between NumPy and CuPy.
     num_parameters()
         How many numbers that is.
     summary()
@@ -110,6 +112,22 @@ class Layer:
             converted[name] = array_module(array).asarray(values[name]).astype(array.dtype, copy=False)
         for name, array in own.items():
             array[...] = converted[name]
+
+    def move_to(self, xp: Any) -> None:
+        """Move every parameter to another array module's device, in place.
+
+        Parameters
+        ----------
+        xp : module
+            ``numpy`` or ``cupy``. The layer then takes and returns arrays of that module.
+        """
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            for child in value if isinstance(value, tuple | list) else (value,):
+                if isinstance(child, Layer):
+                    child.move_to(xp)
+            if isinstance(value, np.ndarray) or is_cupy(value):
+                setattr(self, field.name, to_numpy(value) if xp is np else xp.asarray(value))
 
     def num_parameters(self) -> int:
         """How many numbers the parameters are, a tied array counted once."""

@@ -1,10 +1,11 @@
-"""Linear: the matmul of every layer, through the array module's BLAS."""
+"""Linear: the matmul of every layer."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from npattn import functional as F
 from npattn._typing import Array, Grads, Pullback
 from npattn.nn.init import fan_in_uniform, generator
 from npattn.nn.layer import Layer
@@ -63,10 +64,8 @@ class Linear(Layer):
 
     def __call__(self, x: Array) -> Array:
         """``y (..., out_dim)`` of ``x (..., in_dim)``."""
-        y = self._rows(x) @ self.weight.T
-        if self.bias is not None:
-            y += self.bias
-        return y.reshape(*x.shape[:-1], self.weight.shape[0])
+        self._check(x)
+        return F.linear(x, self.weight, self.bias)
 
     def vjp(self, x: Array) -> tuple[Array, Pullback]:
         """Output and pullback; ``dx = dy · weight``, ``dweight = dyᵀ · x``, ``dbias = Σ dy``."""
@@ -81,14 +80,13 @@ class Linear(Layer):
 
         return self(x), pullback
 
-    def _rows(self, x: Array) -> Array:
+    def _check(self, x: Array) -> None:
         out_dim, in_dim = self.weight.shape
         if x.ndim == 0 or x.shape[-1] != in_dim:
             raise ValueError(
                 f"Linear({in_dim}, {out_dim}) needs x of shape (..., {in_dim}), got {x.shape}: "
                 "the last axis is the features"
             )
-        return x.reshape(-1, in_dim)
 
 
 __all__ = ["Linear"]

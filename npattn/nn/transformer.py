@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from npattn import functional as F
 from npattn._dropout import fold_seed
 from npattn._typing import Array, Grads, Pullback
 from npattn.functional.dropout import dropout_vjp
@@ -480,8 +481,7 @@ class TransformerDecoder(TransformerStack):
         """The head alone: (..., vocab_size) of states (..., embed_dim)."""
         if self.head is not None:
             return self.head(states)
-        rows = states.reshape(-1, states.shape[-1]) @ self.embedding.weight.T
-        return rows.reshape(*states.shape[:-1], self.embedding.weight.shape[0])
+        return F.linear(states, self.embedding.weight)
 
     def new_cache(self, batch: int, capacity: int) -> Any:
         """An empty cache for ``batch`` sequences of up to ``capacity`` tokens, one ``KVCache`` a layer."""
