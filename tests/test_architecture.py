@@ -35,6 +35,7 @@ MAY_IMPORT = {
             "kernels.select",
             "kernels.contract",
             "kernels.edge.contract",
+            "kernels.linear",
             "kernels.pointwise",
             "kernels.stats",
         ),

@@ -21,12 +21,12 @@ from npattn.functional.graph_attention import edge_softmax as edge_softmax
 from npattn.functional.graph_attention import edge_softmax_vjp as edge_softmax_vjp
 from npattn.functional.graph_attention import graph_attention as graph_attention
 from npattn.functional.graph_attention import graph_attention_vjp as graph_attention_vjp
+from npattn.functional.linear import linear as linear
 from npattn.functional.linear_attention import LinearAttentionGrads as LinearAttentionGrads
 from npattn.functional.linear_attention import LinearAttentionState as LinearAttentionState
 from npattn.functional.linear_attention import linear_attention as linear_attention
 from npattn.functional.linear_attention import linear_attention_step as linear_attention_step
 from npattn.functional.linear_attention import linear_attention_vjp as linear_attention_vjp
-from npattn.functional.linear import linear as linear
 from npattn.functional.loss import cross_entropy as cross_entropy
 from npattn.functional.loss import cross_entropy_vjp as cross_entropy_vjp
 from npattn.functional.merge import merge_attention as merge_attention
