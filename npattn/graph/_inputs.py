@@ -18,9 +18,9 @@ class Ends(NamedTuple):
     target: Array  # (num_targets, in_dim)
     is_pair: bool  # whether the caller gave two arrays
 
-    def gradient(self, dsource: Array, dtarget: Array) -> Any:
-        """What the caller's x gets: the sum, or the pair."""
-        return (dsource, dtarget) if self.is_pair else dsource + dtarget
+    def gradient(self, dsource: Array | None, dtarget: Array | None) -> Any:
+        """What the caller's x gets: the sum, or the pair; None for a sparse array."""
+        return (dsource, dtarget) if self.is_pair else plus(dsource, dtarget)
 
 
 def both_ends(x: Any, adjacency: Adjacency) -> Ends:
@@ -55,20 +55,45 @@ def both_ends(x: Any, adjacency: Adjacency) -> Ends:
     return ends
 
 
+def plus(a: Array | None, b: Array | None) -> Array | None:
+    """The sum of two gradients of one array; None for a sparse array, which has none."""
+    return None if a is None or b is None else a + b
+
+
+def apply(linear: Linear, x: Any) -> tuple[Array, Pullback]:
+    """``linear.vjp(x)``, for a scipy sparse x too, whose gradient is None: features mostly 0 stay so."""
+    if not hasattr(x, "tocsr"):
+        return linear.vjp(x)
+    if x.shape[1] != linear.weight.shape[1]:
+        raise ValueError(f"x must be (num_nodes, {linear.weight.shape[1]}), got shape {tuple(x.shape)}")
+    rows = x.tocsr()
+    y = np.asarray(rows @ linear.weight.T)
+    if linear.bias is not None:
+        y += linear.bias
+
+    def pullback(dy: Array) -> tuple[None, Grads]:
+        grads = {"weight": np.ascontiguousarray((rows.T @ dy).T)}
+        if linear.bias is not None:
+            grads["bias"] = dy.sum(axis=0)
+        return None, grads
+
+    return y, pullback
+
+
 def project(linear: Linear, ends: Ends) -> tuple[Array, Array, Callable[[Array, Array], tuple[Any, Grads]]]:
     """One linear map on both ends: (source rows, target rows, pullback of both).
 
     The same array on both ends is projected once. The pullback gives x's gradient (a pair for a pair).
     """
-    source, pull_source = linear.vjp(ends.source)
+    source, pull_source = apply(linear, ends.source)
     if ends.target is ends.source:
 
         def pull_shared(dsource: Array, dtarget: Array) -> tuple[Any, Grads]:
             dx, grads = pull_source(dsource + dtarget)
-            return (ends.gradient(dx, np.zeros_like(dx)) if ends.is_pair else dx), grads
+            return ((dx, None if dx is None else np.zeros_like(dx)) if ends.is_pair else dx), grads
 
         return source, source, pull_shared
-    target, pull_target = linear.vjp(ends.target)
+    target, pull_target = apply(linear, ends.target)
 
     def pullback(dsource: Array, dtarget: Array) -> tuple[Any, Grads]:
         dx_source, grads_source = pull_source(dsource)

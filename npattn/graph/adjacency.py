@@ -4,14 +4,14 @@ import operator
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from numbers import Real
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from npattn._typing import Array
 from npattn.masks import Mask
-from npattn.plans.edges import EdgePlan, edge_plan, sum_by_target
+from npattn.plans.edges import EdgePlan, edge_plan, sum_by_target, target_of_slot
 
 
 class Adjacency:
@@ -378,21 +378,18 @@ class Adjacency:
             When there are parallel edges: a mask sees a pair once, graph_attention counts it as often as it
             occurs.
         """
-        from scipy.sparse import csr_array
-
         from npattn.masks import Sparse
 
         plan = self.plan
-        data = np.ones(plan.num_edges, bool)
-        shape = (plan.num_targets, plan.num_sources)
-        matrix = csr_array((data, plan.row_source.copy(), plan.row_ptr.copy()), shape=shape)
-        matrix.sort_indices()
-        if not matrix.has_canonical_format:
+        pairs = np.sort(target_of_slot(plan) * max(plan.num_sources, 1) + plan.row_source)
+        if (pairs[1:] == pairs[:-1]).any():
             raise ValueError(
                 "parallel edges cannot be expressed by a mask, which sees each pair of nodes once; "
                 "merge them first, or use graph_attention"
             )
-        return Sparse(matrix)
+        shape = (plan.num_targets, plan.num_sources)
+        indices = pairs % max(plan.num_sources, 1)
+        return Sparse(SimpleNamespace(indptr=plan.row_ptr, indices=indices, shape=shape))
 
     def __repr__(self) -> str:
         if self._bipartite:
@@ -463,7 +460,7 @@ def _attribute(name: str, data: list[tuple[tuple[Any, ...], Mapping[str, Any]]],
     if any(absent) and default is None:
         edge = data[absent.index(True)][0]
         raise ValueError(f"edge {edge} has no attribute {name!r}; pass default= for edges without")
-    fallback = None if default is None else _number(name, default, "default")
+    fallback = _number(name, default, "default") if any(absent) else None
     rows = [
         fallback if missing else _number(name, attributes[name], f"edge {edge}")
         for (edge, attributes), missing in zip(data, absent, strict=True)
@@ -479,9 +476,12 @@ def _attribute(name: str, data: list[tuple[tuple[Any, ...], Mapping[str, Any]]],
 
 def _number(name: str, value: Any, where: str) -> Array:
     """A real number, or an array of them, as float64."""
-    array = np.asarray(value) if isinstance(value, (list, tuple, np.ndarray, np.generic)) else None
     if isinstance(value, Real):
-        return np.float64(value)  # type: ignore[return-value]
+        return np.asarray(float(value))
+    try:
+        array = np.asarray(value) if isinstance(value, list | tuple | np.ndarray | np.generic) else None
+    except ValueError:  # rows of different lengths
+        array = None
     if array is None or array.dtype.kind not in "fiub":
         raise ValueError(
             f"edge attribute {name!r} must be a real number or a vector of them, got {value!r} "

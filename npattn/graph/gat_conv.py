@@ -8,12 +8,14 @@ import numpy as np
 from npattn._typing import Array, Grads, Pullback
 from npattn.functional.graph_attention import EdgeCall
 from npattn.graph._inputs import (
+    apply,
     both_ends,
     dropout_options,
     edge_inputs,
     glorot_linear,
     join_heads,
     join_heads_pullback,
+    plus,
     project,
     with_edges,
 )
@@ -146,6 +148,7 @@ class GATConv(Layer):
         Parameters
         ----------
         x : (num_nodes, in_dim) ndarray, or (x_source, x_target) on a bipartite adjacency
+            A scipy sparse array is taken too; its gradient is None.
         adjacency : Adjacency
         edge_features : (num_edges, edge_dim) ndarray
             In the adjacency's edge order; required with edge_dim, refused without.
@@ -175,7 +178,7 @@ class GATConv(Layer):
         y = join_heads(result.out, self.concat)
         pull_res: Pullback | None = None
         if self.res is not None:
-            skip, pull_res = self.res.vjp(both_ends(x, adjacency).target)
+            skip, pull_res = apply(self.res, both_ends(x, adjacency).target)
             y = y + skip
         if self.bias is not None:
             y = y + self.bias
@@ -187,7 +190,7 @@ class GATConv(Layer):
                 grads["bias"] = dy.sum(axis=0)
             if pull_res is not None:
                 dskip, res_grads = pull_res(dy)
-                dx = (dx[0], dx[1] + dskip) if isinstance(dx, tuple) else dx + dskip
+                dx = (dx[0], plus(dx[1], dskip)) if isinstance(dx, tuple) else plus(dx, dskip)
                 grads.update(join(("res", res_grads)))
             return with_edges(dx, dedge_features), {name: grads[name] for name in self.named_parameters()}
 

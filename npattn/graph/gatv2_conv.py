@@ -8,12 +8,14 @@ import numpy as np
 from npattn._typing import Array, Grads, Pullback
 from npattn.functional.graph_attention import EdgeCall
 from npattn.graph._inputs import (
+    apply,
     both_ends,
     dropout_options,
     edge_inputs,
     glorot_linear,
     join_heads,
     join_heads_pullback,
+    plus,
     project,
     with_edges,
 )
@@ -144,7 +146,7 @@ class GATv2Conv(Layer):
         y = join_heads(result.out, self.concat)
         pull_res: Pullback | None = None
         if self.res is not None:
-            skip, pull_res = self.res.vjp(both_ends(x, adjacency).target)
+            skip, pull_res = apply(self.res, both_ends(x, adjacency).target)
             y = y + skip
         if self.bias is not None:
             y = y + self.bias
@@ -156,7 +158,7 @@ class GATv2Conv(Layer):
                 grads["bias"] = dy.sum(axis=0)
             if pull_res is not None:
                 dskip, res_grads = pull_res(dy)
-                dx = (dx[0], dx[1] + dskip) if isinstance(dx, tuple) else dx + dskip
+                dx = (dx[0], plus(dx[1], dskip)) if isinstance(dx, tuple) else plus(dx, dskip)
                 grads.update(join(("res", res_grads)))
             return with_edges(dx, dedge_features), {name: grads[name] for name in self.named_parameters()}
 
@@ -170,8 +172,8 @@ class GATv2Conv(Layer):
         if self.lin_r is None:
             left, right, pull_both = project(self.lin_l, ends)
         else:
-            left, pull_l = self.lin_l.vjp(ends.source)
-            right, pull_r = self.lin_r.vjp(ends.target)
+            left, pull_l = apply(self.lin_l, ends.source)
+            right, pull_r = apply(self.lin_r, ends.target)
         walked, features, pull_features = edge_inputs(
             adjacency, edge_features, self.edge_dim, self_loops=self.self_loops, dtype=left.dtype
         )

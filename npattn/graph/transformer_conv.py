@@ -8,11 +8,13 @@ import numpy as np
 from npattn._typing import Array, Grads, Pullback
 from npattn.functional.graph_attention import EdgeCall
 from npattn.graph._inputs import (
+    apply,
     both_ends,
     dropout_options,
     edge_inputs,
     join_heads,
     join_heads_pullback,
+    plus,
     with_edges,
 )
 from npattn.graph.adjacency import Adjacency
@@ -149,8 +151,8 @@ class TransformerConv(Layer):
             dout, dtarget, skip_grads = pull_skip(dy)
             grads_of_call = call.backward(join_heads_pullback(dout, self.heads, self.concat), result)
             dx, dedge_features, grads = pull_projections(grads_of_call)
-            if dtarget is not None:
-                dx = (dx[0], dx[1] + dtarget) if isinstance(dx, tuple) else dx + dtarget
+            if self.lin_skip is not None:
+                dx = (dx[0], plus(dx[1], dtarget)) if isinstance(dx, tuple) else plus(dx, dtarget)
             grads.update(skip_grads)
             return with_edges(dx, dedge_features), {name: grads[name] for name in self.named_parameters()}
 
@@ -161,9 +163,9 @@ class TransformerConv(Layer):
     ) -> tuple[EdgeCall, Pullback]:
         """The call of the edge kernel, and from its gradients to (dx, dedge_features, grads)."""
         ends = both_ends(x, adjacency)
-        query, pull_query = self.lin_query.vjp(ends.target)
-        key, pull_key = self.lin_key.vjp(ends.source)
-        value, pull_value = self.lin_value.vjp(ends.source)
+        query, pull_query = apply(self.lin_query, ends.target)
+        key, pull_key = apply(self.lin_key, ends.source)
+        value, pull_value = apply(self.lin_value, ends.source)
         adjacency, features, pull_features = edge_inputs(
             adjacency, edge_features, self.edge_dim, self_loops=False, dtype=query.dtype
         )
@@ -191,7 +193,7 @@ class TransformerConv(Layer):
                 dweight = np.moveaxis(grads_of_call.edge_weight, 0, -1).reshape(weight.shape)
                 grads["lin_edge.weight"] = dweight.astype(weight.dtype, copy=False)
                 dedge_features = pull_features(grads_of_call.edge_features)
-            return ends.gradient(dx_key + dx_value, dx_target), dedge_features, grads
+            return ends.gradient(plus(dx_key, dx_value), dx_target), dedge_features, grads
 
         return call, pullback
 
@@ -199,7 +201,7 @@ class TransformerConv(Layer):
         """Add or gate the skip: (y, pullback), pullback(dy) -> (dout, dx_target or None, grads)."""
         if self.lin_skip is None:
             return out, lambda dy: (dy, None, {})
-        skip, pull_skip = self.lin_skip.vjp(x_target)
+        skip, pull_skip = apply(self.lin_skip, x_target)
         if self.lin_beta is None:
 
             def pull_sum(dy: Array) -> tuple[Array, Array, Grads]:

@@ -38,7 +38,9 @@ def test_layer_gives_pyg_output_weights_and_gradients(case, recorded):
     np.testing.assert_allclose(out, data["out"], rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(layer(x, adjacency, features), data["out"], rtol=1e-12, atol=1e-12)
 
-    walked = adjacency.with_self_loops() if options.get("self_loops", name != "TransformerConv") else adjacency
+    walked = (
+        adjacency.with_self_loops() if options.get("self_loops", name != "TransformerConv") else adjacency
+    )
     assert walked.source.tolist() == data["weights_source"].tolist()
     assert walked.target.tolist() == data["weights_target"].tolist()
     np.testing.assert_allclose(layer.weights(x, adjacency, features), data["weights"], rtol=1e-12, atol=1e-13)

@@ -106,7 +106,10 @@ def backward(
         dout_rows = _rows(dout, c.owner, x.visible, c.edges)
         dp = np.einsum("ehd,ehd->eh", dout_rows, _values(problem, plan, x, c.edges)) * keep[c.edges]
         pd[c.edges] = p * keep[c.edges]
-        ds[c.edges] = dbias[c.edges] = p * (dp - delta[c.owner])
+        ds_c = p * (dp - delta[c.owner])
+        if x.visible is not None:  # delta is NaN where all edges of a node with NaN in dout are masked
+            ds_c[~x.visible[c.edges]] = 0
+        ds[c.edges] = dbias[c.edges] = ds_c
         ds_c = ds[c.edges]
         if problem.score == "dot":
             if problem.softcap:

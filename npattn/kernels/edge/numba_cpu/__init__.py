@@ -42,7 +42,11 @@ def forward(problem: EdgeProblem, plan: EdgePlan, arrays: EdgeArrays) -> EdgeFor
     out, m, l = np.empty((*rows, problem.head_dim_v), acc), np.empty(rows, acc), np.empty(rows, acc)
     hubs = _Hubs(plan.row_items)
     parts = hubs.count, problem.heads
-    part_out, part_m, part_l = np.empty((*parts, problem.head_dim_v), acc), np.empty(parts, acc), np.empty(parts, acc)
+    part_out, part_m, part_l = (
+        np.empty((*parts, problem.head_dim_v), acc),
+        np.empty(parts, acc),
+        np.empty(parts, acc),
+    )
     for call in _calls(problem, plan, arrays):
         _set_rows(call, out=out, m=m, l=l, part_out=part_out, part_m=part_m, part_l=part_l)
         _run_parts(_walk.forward_item, call, plan.row_items, hubs)

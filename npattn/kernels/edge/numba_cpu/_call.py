@@ -31,9 +31,7 @@ _INPUTS = (
     "q q_node k k_node v v_node att bias bias_edge bias_head features edge_weight edge_row out m l m_node dout "
     "key_units key_blocks key_tail value_units value_blocks value_tail"
 )
-_OUTPUTS = (
-    "part_out part_dv part_m part_l edge_out edge_pairs dq dk dv datt dfeatures dedge_weight"
-)
+_OUTPUTS = "part_out part_dv part_m part_l edge_out edge_pairs dq dk dv datt dfeatures dedge_weight"
 #: Name -> (elements, bytes each) as functions of the sizes below; offsets into a thread's scratch.
 _SCRATCH = (
     "logits weights inner ds spare_pairs "  # a chunk's pairs
@@ -136,7 +134,9 @@ class Call:
         pairs = (CHUNK * padded + width) * size
         units = heads * max(-(-problem.head_dim // width), -(-problem.head_dim_v // width), 1) + 8
         bytes_of = dict.fromkeys("logits weights inner ds spare_pairs".split(), pairs)
-        bytes_of |= dict.fromkeys("key_rows value_rows bias_rows edges visible_rows".split(), (CHUNK + width) * 8)
+        bytes_of |= dict.fromkeys(
+            "key_rows value_rows bias_rows edges visible_rows".split(), (CHUNK + width) * 8
+        )
         bytes_of |= dict.fromkeys("acc acc_2".split(), units * width * size)
         bytes_of |= dict.fromkeys("key_buffer value_buffer".split(), CHUNK * self.edge_width * size)
         bytes_of |= {"edge_gradient": self.edge_width * size, "visible_weights": CHUNK * size}

@@ -132,7 +132,9 @@ def _lane_products(dynamic: bool) -> Any:
             tail = builder.and_(length, I64(vec.lanes - 1))
             whole = builder.mul(builder.sub(length, tail), I64(size))
             entry = builder.block
-            loop, body, after = (builder.append_basic_block(name) for name in ("dots", "dots.body", "dots.tail"))
+            loop, body, after = (
+                builder.append_basic_block(name) for name in ("dots", "dots.body", "dots.tail")
+            )
             last, done = builder.append_basic_block("dots.last"), builder.append_basic_block("dots.done")
             builder.branch(loop)
             builder.position_at_end(loop)

@@ -180,7 +180,8 @@ def _logits(p: Any, work: Any, own: Any, count: Any, pairs: Any, one: Any) -> No
             x = add(x, bias)
         elif score == ADDITIVE:
             x = add(
-                spread_heads(own, heads, pairs, one), gather_heads(key_rows + 8 * edge, heads, size, pairs, one)
+                spread_heads(own, heads, pairs, one),
+                gather_heads(key_rows + 8 * edge, heads, size, pairs, one),
             )
             x = add(x, bias)
             store(inner, x)
@@ -206,14 +207,10 @@ def _sum_rows(
     u = 0
     if tail:
         while u + 4 <= units:
-            accumulate_4_masked(
-                acc + u * vector, 0, table + u * UNIT_BYTES, rows, w, step, count, 0, one
-            )
+            accumulate_4_masked(acc + u * vector, 0, table + u * UNIT_BYTES, rows, w, step, count, 0, one)
             u += 4
         while u < units:
-            accumulate_1_masked(
-                acc + u * vector, 0, table + u * UNIT_BYTES, rows, w, step, count, 0, one
-            )
+            accumulate_1_masked(acc + u * vector, 0, table + u * UNIT_BYTES, rows, w, step, count, 0, one)
             u += 1
         return
     while u + 8 <= units:
