@@ -20,6 +20,9 @@ from npattn.nn.activation import without_parameters
 from npattn.nn.init import generator, normal
 from npattn.nn.layer import Layer
 
+#: Angles of at most this many explicit positions are kept from call to call.
+FEW_POSITIONS = 64
+
 
 @dataclass(init=False, eq=False, repr=False)
 class SinusoidalPosition(Layer):
@@ -251,10 +254,19 @@ class Rotary(Layer):
                 f"positions must be (length,) or (batch, length): x {x.shape} has length {length}, "
                 f"positions {positions.shape}"
             )
+        double = x.dtype == np.float64
+        if xp is np and positions.size <= FEW_POSITIONS:
+            scaling = None if self.scaling is None else tuple(self.scaling.items())
+            where = (positions.astype(np.int64).tobytes(), positions.shape)
+            return _rotary_angles(*where, self.rotary_dim, self.base, scaling, double)
+        return self._angles(positions, double)
+
+    def _angles(self, positions: Array, double: bool) -> tuple[Array, Array]:
+        xp = array_module(positions)
         angles = positions[..., None] * xp.asarray(self.frequencies())
         if positions.ndim == 2:
             angles = angles[:, None]  # the heads axis
-        dtype = np.float64 if x.dtype == np.float64 else np.float32
+        dtype = np.float64 if double else np.float32
         return xp.cos(angles).astype(dtype), xp.sin(angles).astype(dtype)
 
 
@@ -346,6 +358,18 @@ def _rotary_table(
     rotary = Rotary(rotary_dim, base=base, scaling=None if scaling is None else dict(scaling))
     like = np.empty((length, rotary_dim), np.float64 if double else np.float32)
     cos, sin = rotary.angles(like, np.arange(length))
+    cos.setflags(write=False)
+    sin.setflags(write=False)
+    return cos, sin
+
+
+@lru_cache(maxsize=16)
+def _rotary_angles(
+    positions: bytes, shape: tuple[int, ...], rotary_dim: int, base: float, scaling: Any, double: bool
+) -> tuple[Array, Array]:
+    """The angles of a few positions: all layers of a decoding step ask for the same ones, twice each."""
+    rotary = Rotary(rotary_dim, base=base, scaling=None if scaling is None else dict(scaling))
+    cos, sin = rotary._angles(np.frombuffer(positions, np.int64).reshape(shape), double)
     cos.setflags(write=False)
     sin.setflags(write=False)
     return cos, sin

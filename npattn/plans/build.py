@@ -123,10 +123,25 @@ def build_tile_plan(mask: Mask, extent: Extent, tile_q: int, tile_k: int) -> Til
     if tile_q < 1 or tile_k < 32 or tile_k % 32:
         raise ValueError(f"tile_q must be positive and tile_k a multiple of 32, got {tile_q} and {tile_k}")
     mask.check(extent)
+    if type(mask) is Full and extent.len_q and extent.len_k:
+        return _full(extent, tile_q, tile_k)
     intervals = mask.intervals(extent)
     if intervals is not None:
         return _from_intervals(*intervals, extent, tile_q, tile_k)
     return _from_tiles(mask, extent, tile_q, tile_k)
+
+
+def _full(extent: Extent, tile_q: int, tile_k: int) -> TilePlan:
+    """What ``_from_intervals`` would give, written down: decoding asks for another length at every token."""
+    rows, cols = -(-extent.len_q // tile_q), -(-extent.len_k // tile_k)
+
+    def spans(lines: int, across: int) -> Spans:
+        zeros = np.zeros(lines, np.int64)
+        return np.arange(lines), zeros, zeros + across, zeros + FULL, zeros - 1
+
+    none, bits = np.zeros((1, 0), np.int32), np.zeros((0, tile_q, tile_k // 32), np.int32)
+    list_of = np.zeros((1, 1), np.int32)
+    return _assemble(extent, tile_q, tile_k, list_of, spans(rows, cols), spans(cols, rows), none, none, bits)
 
 
 def _from_intervals(lo: Array, hi: Array, extent: Extent, tile_q: int, tile_k: int) -> TilePlan:
