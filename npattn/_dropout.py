@@ -97,6 +97,21 @@ def threshold(p: float) -> int:
 def fold_seed(seed: int, index: int) -> int:
     """A seed of its own for the ``index``-th place of a model where dropout happens.
 
+    Parameters
+    ----------
+    seed : int
+        Taken modulo 2**64.
+    index : int
+        Which place.
+
+    Returns
+    -------
+    seed : int
+        In [0, 2**64).
+
+    Examples
+    --------
+    >>> from npattn.functional import fold_seed
     >>> fold_seed(1, 0) != fold_seed(1, 1) != fold_seed(2, 1)
     True
     """

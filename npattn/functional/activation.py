@@ -46,7 +46,28 @@ def gelu(x: Array, approximate: str = "none") -> Array:
 
 
 def gelu_vjp(x: Array, approximate: str = "none") -> tuple[Array, Pullback]:
-    """``gelu`` and its pullback dy -> dx. Keeps x, nothing else."""
+    """``gelu`` and its pullback dy -> dx. Keeps x, nothing else.
+
+    Parameters
+    ----------
+    x : float ndarray
+    approximate : {"none", "tanh"}
+        As in ``gelu``.
+
+    Returns
+    -------
+    y : ndarray, shape of x
+    pullback : callable
+        ``pullback(dy) -> dx``, both of the shape of x.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn.functional import gelu_vjp
+    >>> y, pullback = gelu_vjp(np.zeros(2))
+    >>> pullback(np.array([1.0, 3.0])).tolist()  # the slope at 0 is one half
+    [0.5, 1.5]
+    """
     tanh = is_tanh(approximate)
 
     def pullback(dy: Array) -> Array:
@@ -81,7 +102,27 @@ def silu(x: Array) -> Array:
 
 
 def silu_vjp(x: Array) -> tuple[Array, Pullback]:
-    """``silu`` and its pullback dy -> dx. Keeps x, nothing else."""
+    """``silu`` and its pullback dy -> dx. Keeps x, nothing else.
+
+    Parameters
+    ----------
+    x : float ndarray
+        As in ``silu``.
+
+    Returns
+    -------
+    y : ndarray, shape of x
+    pullback : callable
+        ``pullback(dy) -> dx``, both of the shape of x.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn.functional import silu_vjp
+    >>> y, pullback = silu_vjp(np.zeros(2))
+    >>> pullback(np.array([1.0, 3.0])).tolist()  # the slope at 0 is one half
+    [0.5, 1.5]
+    """
 
     def pullback(dy: Array) -> Array:
         flat, dflat = _flat(x), _flat(dy)
@@ -117,7 +158,28 @@ def swiglu(gate: Array, up: Array) -> Array:
 
 
 def swiglu_vjp(gate: Array, up: Array) -> tuple[Array, Pullback]:
-    """``swiglu`` and its pullback dy -> (dgate, dup). Keeps gate and up."""
+    """``swiglu`` and its pullback dy -> (dgate, dup). Keeps gate and up.
+
+    Parameters
+    ----------
+    gate, up : float ndarray
+        As in ``swiglu``.
+
+    Returns
+    -------
+    y : ndarray, shape of gate
+    pullback : callable
+        ``pullback(dy) -> (dgate, dup)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn.functional import swiglu_vjp
+    >>> y, pullback = swiglu_vjp(np.zeros(1), np.full(1, 8.0))
+    >>> dgate, dup = pullback(np.ones(1))
+    >>> y.tolist(), dgate.tolist(), dup.tolist()
+    ([0.0], [4.0], [0.0])
+    """
 
     def pullback(dy: Array) -> tuple[Array, Array]:
         g, u, dflat = _flat(gate), _flat(up), _flat(dy)

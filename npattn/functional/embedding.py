@@ -43,6 +43,25 @@ def embedding_vjp(ids: Any, weight: Array) -> tuple[Array, Pullback]:
     """``embedding`` and its pullback dy -> dweight (num, dim), the sum of dy over each id's places.
 
     The sum runs over the places in order, so equal input gives equal bits.
+
+    Parameters
+    ----------
+    ids, weight
+        As in ``embedding``.
+
+    Returns
+    -------
+    y : ndarray, shape (..., dim)
+    pullback : callable
+        ``pullback(dy) -> dweight``, shape (num, dim).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn.functional import embedding_vjp
+    >>> y, pullback = embedding_vjp(np.array([2, 0, 2]), np.zeros((3, 1)))
+    >>> pullback(np.array([[1.0], [10.0], [100.0]])).ravel().tolist()
+    [10.0, 0.0, 101.0]
     """
     ids = check_ids(ids, weight.shape[0], "ids")
 

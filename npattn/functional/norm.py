@@ -50,6 +50,26 @@ def layer_norm_vjp(
     """``layer_norm`` and its pullback dy -> (dx, dweight, dbias), dbias None where bias was None.
 
     Keeps x, weight, and one mean and one reciprocal deviation a row.
+
+    Parameters
+    ----------
+    x, weight, bias, eps
+        As in ``layer_norm``.
+
+    Returns
+    -------
+    y : ndarray, shape of x
+    pullback : callable
+        ``pullback(dy) -> (dx, dweight, dbias)``, each with its argument's shape.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn.functional import layer_norm_vjp
+    >>> y, pullback = layer_norm_vjp(np.array([[1.0, 3.0]]), np.ones(2), np.zeros(2), eps=0.0)
+    >>> dx, dweight, dbias = pullback(np.array([[1.0, 0.0]]))
+    >>> y.tolist(), dweight.tolist(), dbias.tolist()
+    ([[-1.0, 1.0]], [-1.0, 0.0], [1.0, 0.0])
     """
     rows = _rows(x, weight, bias)
     y, mean, rstd = implementation(rows, weight, bias).layer_norm(rows, weight, bias, eps)
@@ -98,7 +118,28 @@ def rms_norm(x: Array, weight: Array, *, eps: float = 1e-6) -> Array:
 
 
 def rms_norm_vjp(x: Array, weight: Array, *, eps: float = 1e-6) -> tuple[Array, Pullback]:
-    """``rms_norm`` and its pullback dy -> (dx, dweight). Keeps x, weight and one number a row."""
+    """``rms_norm`` and its pullback dy -> (dx, dweight). Keeps x, weight and one number a row.
+
+    Parameters
+    ----------
+    x, weight, eps
+        As in ``rms_norm``.
+
+    Returns
+    -------
+    y : ndarray, shape of x
+    pullback : callable
+        ``pullback(dy) -> (dx, dweight)``, each with its argument's shape.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn.functional import rms_norm_vjp
+    >>> y, pullback = rms_norm_vjp(np.array([[2.0, 2.0]]), np.ones(2), eps=0.0)
+    >>> dx, dweight = pullback(np.array([[1.0, 0.0]]))
+    >>> y.tolist(), dx.tolist(), dweight.tolist()
+    ([[1.0, 1.0]], [[0.25, -0.25]], [1.0, 0.0])
+    """
     rows = _rows(x, weight, None)
     y, rstd = implementation(rows, weight).rms_norm(rows, weight, eps)
 

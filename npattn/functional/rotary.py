@@ -64,7 +64,28 @@ def rotary(x: Array, cos: Array, sin: Array, *, interleaved: bool = False) -> Ar
 
 
 def rotary_vjp(x: Array, cos: Array, sin: Array, *, interleaved: bool = False) -> tuple[Array, Pullback]:
-    """``rotary`` and its pullback dy -> dx: the rotation back. cos and sin are constants."""
+    """``rotary`` and its pullback dy -> dx: the rotation back. cos and sin are constants.
+
+    Parameters
+    ----------
+    x, cos, sin, interleaved
+        As in ``rotary``.
+
+    Returns
+    -------
+    y : ndarray, shape of x
+    pullback : callable
+        ``pullback(dy) -> dx``, both of the shape of x.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn.functional import rotary_vjp
+    >>> quarter = np.zeros((1, 1)), np.ones((1, 1))  # cos and sin of a quarter turn
+    >>> y, pullback = rotary_vjp(np.array([[3.0, 0.0]]), *quarter)
+    >>> (y + 0.0).tolist(), (pullback(y) + 0.0).tolist()
+    ([[0.0, 3.0]], [[3.0, 0.0]])
+    """
 
     def pullback(dy: Array) -> Array:
         return rotary(dy, cos, -sin, interleaved=interleaved)

@@ -33,7 +33,28 @@ def softmax(x: Array, axis: int = -1) -> Array:
 
 
 def softmax_vjp(x: Array, axis: int = -1) -> tuple[Array, Pullback]:
-    """Softmax and its pullback ``dp -> dx = p (dp − Σ dp p)``."""
+    """Softmax and its pullback ``dp -> dx = p (dp − Σ dp p)``.
+
+    Parameters
+    ----------
+    x : float ndarray
+    axis : int, default -1
+        As in ``softmax``.
+
+    Returns
+    -------
+    p : ndarray, shape of x
+    pullback : callable
+        ``pullback(dp) -> dx``, both of the shape of x.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn.functional import softmax_vjp
+    >>> p, pullback = softmax_vjp(np.zeros(4))
+    >>> p.tolist(), pullback(np.array([4.0, 0.0, 0.0, 0.0])).tolist()
+    ([0.25, 0.25, 0.25, 0.25], [0.75, -0.25, -0.25, -0.25])
+    """
     p = softmax(x, axis)
 
     def pullback(dp: Array) -> Array:
@@ -74,7 +95,28 @@ def log_softmax(x: Array, axis: int = -1) -> Array:
 
 
 def log_softmax_vjp(x: Array, axis: int = -1) -> tuple[Array, Pullback]:
-    """log_softmax and its pullback ``dy -> dx = dy − exp(y) Σ dy``."""
+    """log_softmax and its pullback ``dy -> dx = dy − exp(y) Σ dy``.
+
+    Parameters
+    ----------
+    x : float ndarray
+    axis : int, default -1
+        As in ``log_softmax``.
+
+    Returns
+    -------
+    y : ndarray, shape of x
+    pullback : callable
+        ``pullback(dy) -> dx``, both of the shape of x.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn.functional import log_softmax_vjp
+    >>> y, pullback = log_softmax_vjp(np.zeros(4))
+    >>> pullback(np.array([1.0, 0.0, 0.0, 0.0])).tolist()
+    [0.75, -0.25, -0.25, -0.25]
+    """
     y = log_softmax(x, axis)
 
     def pullback(dy: Array) -> Array:
