@@ -298,7 +298,18 @@ class PagedKVCache:
 
 
 class PagedBatch:
-    """Some sequences of a `PagedKVCache` as one layer cache; made by ``PagedKVCache.batch``."""
+    """Some sequences of a `PagedKVCache` as one layer cache; made by ``PagedKVCache.batch``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn.cache import PagedKVCache
+    >>> pool = PagedKVCache(8, 4, heads_kv=1, head_dim=2)
+    >>> batch = pool.batch([pool.allocate(), pool.allocate()])
+    >>> batch.append(np.ones((2, 1, 3, 2)), np.ones((2, 1, 3, 2)), lengths=[3, 1])
+    >>> batch.lengths
+    array([3, 1])
+    """
 
     def __init__(self, pool: PagedKVCache, sequences: Iterable[int]) -> None:
         self.pool = pool

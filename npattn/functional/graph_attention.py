@@ -67,6 +67,26 @@ def edge_softmax_vjp(logits: Array, adjacency: Any) -> tuple[Array, Pullback]:
     """``edge_softmax`` and its pullback ``pullback(dweights) -> dlogits``.
 
     ``dlogits = weights * (dweights - sum of weights * dweights over the edges with the same target)``.
+
+    Parameters
+    ----------
+    logits, adjacency
+        As in ``edge_softmax``.
+
+    Returns
+    -------
+    weights : ndarray, shape of logits
+    pullback : callable
+        ``pullback(dweights) -> dlogits``, both of the shape of logits.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn.graph import Adjacency, edge_softmax_vjp
+    >>> two_into_one = Adjacency.from_edges([0, 1], [2, 2], 3)
+    >>> weights, pullback = edge_softmax_vjp(np.zeros((2, 1)), two_into_one)
+    >>> weights.ravel().tolist(), pullback(np.array([[4.0], [0.0]])).ravel().tolist()
+    ([0.5, 0.5], [1.0, -1.0])
     """
     plan = as_edge_plan(adjacency)
     logits = _float_array("logits", logits)
@@ -188,11 +208,34 @@ def graph_attention_vjp(
 ) -> tuple[Array, Pullback]:
     """``graph_attention`` and its pullback ``pullback(dout) -> GraphAttentionGrads``.
 
+    Parameters
+    ----------
+    query, key, value, adjacency, edge_bias, scale, softcap, dropout_p, seed, backend
+        As in ``graph_attention``.
+
+    Returns
+    -------
+    out : ndarray, shape (num_nodes, heads, head_dim_v)
+    pullback : callable
+        ``pullback(dout) -> GraphAttentionGrads(query, key, value, edge_bias)``, each of its argument's
+        shape and dtype, None where the argument was None.
+
     Notes
     -----
     The pullback keeps the inputs, out and two numbers per node and head; weights are recomputed. It walks the
     edges by receiving node for dquery and by sending node for dkey and dvalue, with two numbers per edge and
     head in between: no atomics, the same bits on every call.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn import graph_attention_vjp
+    >>> from npattn.graph import Adjacency
+    >>> two_into_one = Adjacency.from_edges([0, 1], [2, 2], 3)
+    >>> query = key = value = np.zeros((3, 1, 1))
+    >>> out, pullback = graph_attention_vjp(query, key, value, two_into_one)
+    >>> pullback(np.ones_like(out)).value.ravel().tolist()  # node 2 takes half of each
+    [0.5, 0.5, 0.0]
     """
     call = _dot_call(query, key, value, adjacency, edge_bias, scale, softcap, dropout_p, seed, backend)
     result = call.forward()

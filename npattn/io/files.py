@@ -56,6 +56,16 @@ def save(
         For another ending, or metadata with npz.
     TypeError
         For a dtype the format cannot hold.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> import numpy as np
+    >>> from npattn import io
+    >>> path = os.path.join(tempfile.mkdtemp(), "arrays.safetensors")
+    >>> io.save(path, {"a": np.arange(3)}, {"made": "today"})
+    >>> io.load(path)["a"], io.load_metadata(path)
+    (array([0, 1, 2]), {'made': 'today'})
     """
     if not _is_npz(path):
         save_safetensors(path, tensors, metadata)
@@ -66,7 +76,28 @@ def save(
 
 
 def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
-    """The metadata of a file, reading its header only; npz has none."""
+    """The metadata of a file, reading its header only; npz has none.
+
+    Parameters
+    ----------
+    path : str or Path
+        A ``.safetensors`` or ``.npz`` file.
+
+    Returns
+    -------
+    metadata : dict of str to str
+        Empty where there is none.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> import numpy as np
+    >>> from npattn import io
+    >>> path = os.path.join(tempfile.mkdtemp(), "arrays.npz")
+    >>> io.save(path, {"a": np.arange(3)})
+    >>> io.load_metadata(path)
+    {}
+    """
     return {} if _is_npz(path) else read_header(path)[1]
 
 

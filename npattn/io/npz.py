@@ -61,10 +61,27 @@ def load_npz(path: str | os.PathLike[str]) -> dict[str, Array]:
 def save_npz(path: str | os.PathLike[str], tensors: Mapping[str, Array]) -> None:
     """Write ``tensors`` to an uncompressed npz file, whole or not at all.
 
+    Parameters
+    ----------
+    path : str or Path
+        An existing file is replaced by a rename once the new one is complete.
+    tensors : mapping of str to array
+        Any strides; CuPy arrays are fetched.
+
     Raises
     ------
     TypeError
         For object arrays and for bfloat16, which npz cannot name (use safetensors).
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> import numpy as np
+    >>> from npattn import io
+    >>> path = os.path.join(tempfile.mkdtemp(), "arrays.npz")
+    >>> io.save_npz(path, {"a": np.arange(3)})
+    >>> io.load_npz(path)["a"]
+    array([0, 1, 2])
     """
     arrays = {name: _host(name, array) for name, array in tensors.items()}
     for name, array in arrays.items():

@@ -132,6 +132,16 @@ def save_safetensors(
         For a dtype the format has no name for, a name or metadata that is not a string.
     ValueError
         For a tensor named ``__metadata__``.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> import numpy as np
+    >>> from npattn import io
+    >>> path = os.path.join(tempfile.mkdtemp(), "arrays.safetensors")
+    >>> io.save_safetensors(path, {"a": np.eye(2, dtype=np.float16)})
+    >>> io.load_safetensors(path)["a"].dtype
+    dtype('float16')
     """
     arrays = {name: _host(name, array) for name, array in tensors.items()}
     order = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))

@@ -24,8 +24,26 @@ from npattn.masks.base import Mask
 class Case:
     """One call of attention.
 
-    ``bias`` and ``bool_mask`` are axes: a letter each, "b" batch, "h" query heads, "q", "k", or "1". They may
-    be shorter than four and are then right-aligned, as NumPy broadcasts.
+    Parameters
+    ----------
+    name, group : str
+    batch, heads_q, len_q, len_k, head_dim : int
+    heads_kv, head_dim_v : int, optional
+        None: as many as heads_q, as large as head_dim.
+    mask : Mask, optional
+    bool_mask, bias : str, optional
+        Axes of a bool array and of a bias: a letter each, "b" batch, "h" query heads, "q", "k", or "1". They
+        may be shorter than four and are then right-aligned, as NumPy broadcasts.
+    sinks : bool
+    options : dict
+        scale, softcap, dropout_p, seed.
+
+    Examples
+    --------
+    >>> from npattn.testing import Case
+    >>> entry = Case("mine", "tiny", batch=1, heads_q=2, len_q=3, len_k=4, head_dim=5)
+    >>> entry.arguments()["key"].shape, entry.flops
+    ((1, 2, 4, 5), 480.0)
     """
 
     name: str
@@ -91,7 +109,23 @@ class Case:
 
 
 def cases(*groups: str) -> list[Case]:
-    """All cases, or those of the named groups, in the order of the table."""
+    """All cases, or those of the named groups, in the order of the table.
+
+    Parameters
+    ----------
+    *groups : str
+        Names of groups, see above; none for all.
+
+    Returns
+    -------
+    found : list of Case
+
+    Examples
+    --------
+    >>> from npattn.testing import cases
+    >>> len(cases("tiny")) < len(cases())
+    True
+    """
     unknown = set(groups) - {entry.group for entry in _TABLE}
     if unknown:
         raise ValueError(f"unknown group {sorted(unknown)}; there are {sorted({e.group for e in _TABLE})}")
@@ -99,7 +133,23 @@ def cases(*groups: str) -> list[Case]:
 
 
 def case(name: str) -> Case:
-    """The case of that name."""
+    """The case of that name.
+
+    Parameters
+    ----------
+    name : str
+
+    Returns
+    -------
+    found : Case
+        What ``arguments`` then makes arrays of.
+
+    Examples
+    --------
+    >>> from npattn.testing import case
+    >>> case("gqa").heads_q, case("gqa").heads_kv
+    (6, 2)
+    """
     for entry in _TABLE:
         if entry.name == name:
             return entry
