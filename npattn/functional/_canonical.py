@@ -126,10 +126,11 @@ def facts_of(
 ) -> tuple[Layout, Problem]:
     """Everything about a call that its numbers do not change; the seed is 0."""
     layout = layout_of(*shapes)
+    limits = np.finfo(accumulation_dtype(dtype))
+    tiny, top = float(limits.tiny), float(limits.max)
     cap = _check.softcap_value(softcap)
     if cap:  # in accumulation precision neither 0 nor inf
-        limits = np.finfo(accumulation_dtype(dtype))
-        cap = min(max(cap, float(limits.tiny)), float(limits.max))
+        cap = min(max(cap, tiny), top)
     problem = Problem(
         dtype=dtype,
         batch=layout.batch,
@@ -139,7 +140,7 @@ def facts_of(
         len_k=layout.len_k,
         head_dim=layout.head_dim,
         head_dim_v=layout.head_dim_v,
-        scale=_check.scale_value(scale, layout.head_dim),
+        scale=min(max(_check.scale_value(scale, layout.head_dim), -top), top),
         softcap=cap,
         has_bias=has_bias,
         has_sinks=has_sinks,

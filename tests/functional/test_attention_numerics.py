@@ -88,6 +88,15 @@ def test_a_large_scale_comes_after_the_product(attend):
     assert np.isfinite(attend.attention(q, k, v, scale=1e20)).all()
 
 
+def test_a_scale_beyond_float32_is_finite(attend, rng):
+    """0 · inf would be NaN: queries of zeros have equal logits whatever the scale."""
+    k, v = rng.standard_normal((2, 1, 1, 5, 4)).astype(np.float32)
+    for scale in (1e60, -1e60, 1e-60):
+        out, pullback = attend.attention_vjp(np.zeros_like(k), k, v, scale=scale)
+        np.testing.assert_allclose(out[0, 0], np.tile(v[0, 0].mean(0), (5, 1)), rtol=1e-5, atol=1e-6)
+        assert not pullback(v).key.any()
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_whole_row_at_finfo_min_gives_the_mean(attend, rng, dtype):
     v = rng.standard_normal((1, 1, 50, 3)).astype(dtype)
