@@ -60,6 +60,8 @@ class _Job:
                 self._fail(error)
         except BaseException as error:  # handed to the caller
             self._fail(error)
+        finally:
+            trim_scratch()
 
     def help(self) -> None:
         """The same, for a helper: not begun after the caller has left, waited for once begun."""
@@ -183,6 +185,7 @@ def run(function: Callable[[Any], None], items: list[Any]) -> None:
     if helpers <= 0:
         for item in items:
             function(item)
+        trim_scratch()
         return
     job = _Job(function, items)
     _pool.ask(job, helpers)

@@ -168,11 +168,27 @@ def test_documents_agree_with_the_oracle() -> None:
     Case("f4", (1, 2, 2, 150, 150, 32, 32), mask=Documents([30, 0, 70, 50], causal=True)).check()
 
 
+@pytest.mark.parametrize("feature", ["plain", "causal", "padding", "strided", "bias_of_keys", "all"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_few_queries_meet_many_keys_in_splits(dtype: str, feature: str) -> None:
+    """Decoding: the keys are cut into splits of a fixed size, joined in order."""
+    for sizes in ((1, 4, 2, 1, 2500, 16, 20), (2, 2, 2, 5, 3000, 32, 16)):
+        options = features(sizes)[feature]
+        if feature == "padding":
+            options = {"mask": Padding(np.array([1100, 0])[: sizes[0]])}
+        case = Case(dtype, sizes, **options)
+        result, (exact, _) = case.forward(), case.expected()
+        for name, ours, right in zip(result._fields, result, exact, strict=True):
+            assert_close(name, ours, right, 2 * TOLERANCE[dtype])
+
+
 def _bits(arrays: Any) -> list[bytes]:
     return [array.tobytes() for array in arrays if array is not None]
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 1, 700, 1100, 32, 32), (2, 4, 2, 130, 200, 40, 24)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(1, 1, 1, 700, 1100, 32, 32), (2, 4, 2, 130, 200, 40, 24), (1, 4, 2, 1, 9000, 32, 32)], ids=str
+)
 @pytest.mark.parametrize("feature", ["causal", "bias_of_keys", "all"])
 def test_bits_do_not_depend_on_the_number_of_threads(sizes: tuple[int, ...], feature: str) -> None:
     case = Case("f4", sizes, **features(sizes)[feature])

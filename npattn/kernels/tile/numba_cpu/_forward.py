@@ -11,10 +11,14 @@ lane, and the packed keys. In registers: a tile of 6 rows x 4 vectors of logits 
 
 from typing import Final
 
+from numba import types
+
 from npattn.kernels._jit import helper, jit
+from npattn.kernels._simd.exp import exp_scalar
 from npattn.kernels._simd.matmul import matmul
 from npattn.kernels._simd.vectors import (
     cast,
+    fma,
     greater,
     hsum,
     lanes,
@@ -24,6 +28,7 @@ from npattn.kernels._simd.vectors import (
     load_scalar,
     only_first,
     scalar_bytes,
+    splat,
     store,
     store_scalar,
     vector_bytes,
@@ -89,8 +94,10 @@ def key_step(
 
 
 @helper()
-def query_block(p, b, g, h0, heads, row, scratch, keys, values, value_row, pack_first, one):
-    """All keys of one block of rows: query tile ``row`` of ``heads`` heads from h0."""
+def query_block(
+    p, b, g, h0, heads, row, split, tile_first, tile_stop, scratch, keys, values, value_row, pack_first, one
+):
+    """Key tiles tile_first .. tile_stop of one block of rows: query tile ``row`` of ``heads`` heads from h0."""
     n = lanes(one)
     size = scalar_bytes(one)
     width = vector_bytes(one)
@@ -115,7 +122,7 @@ def query_block(p, b, g, h0, heads, row, scratch, keys, values, value_row, pack_
         source = p.q + b * p.q_b + (h0 + hh) * p.q_h + i0 * p.q_i
         copy_rows(source, p.q_i, q + hh * count * q_row, q_row, count, p.dim, p.kind, one)
         top = cast(NEGATIVE_INFINITY, one)
-        if p.has_sinks:
+        if p.has_sinks and split == 0:
             top = load_scalar(p.sinks + (h0 + hh) * size, one)
         seen = cast(1.0 if top != NEGATIVE_INFINITY else 0.0, one)
         for r in range(hh * count, (hh + 1) * count):
@@ -124,6 +131,8 @@ def query_block(p, b, g, h0, heads, row, scratch, keys, values, value_row, pack_
     lst = list_of(p, b, h0)
     ptr = p.row_ptr + (lst * (p.num_rows + 1) + row) * 4
     zero = cast(0.0, one)
+    in_place = p.lazy and not values_are_copied(p, one)
+    out_kind = p.kind if p.splits == 1 else 0
     repeat = False
     attempt = 0
     while attempt < 2:
@@ -133,14 +142,19 @@ def query_block(p, b, g, h0, heads, row, scratch, keys, values, value_row, pack_
             bitmap = load_int32(p.row_bits + span * 4)
             # an interval's edge crosses the tile: strips of rows, each as wide as its own rows see
             strip = STRIP if kind == INTERVAL and heads == 1 else rows
-            for tile in range(load_int32(p.row_first + span * 4), load_int32(p.row_stop + span * 4)):
+            tile_from = greater(load_int32(p.row_first + span * 4), tile_first)
+            tile_to = lesser(load_int32(p.row_stop + span * 4), tile_stop)
+            for tile in range(tile_from, tile_to):
+                if p.lazy:
+                    pack_first = tile
+                    pack_tile(p, b, g, tile, keys, values, value_row, one)
                 for r in range(0, rows, strip):
                     ii = r if heads == 1 else 0
                     some = lesser(strip, rows - r) if heads == 1 else count
                     j0 = tile * p.tile_k
                     j1 = lesser(j0 + p.tile_k, p.len_k)
                     packed = keys + (tile - pack_first) * key_tile
-                    v = values + (tile - pack_first) * p.tile_k * value_row
+                    v = values + (tile - (0 if in_place else pack_first)) * p.tile_k * value_row
                     if kind == INTERVAL:
                         j1 = lesser(j1, last_visible(p, lst, i0 + ii, some))
                         skip = greater(first_visible(p, lst, i0 + ii, some) - j0, 0) // n * n
@@ -157,11 +171,12 @@ def query_block(p, b, g, h0, heads, row, scratch, keys, values, value_row, pack_
         for hh in range(heads):
             for ii in range(count):
                 r = hh * count + ii
-                target = p.out + b * p.out_b + (h0 + hh) * p.out_h + (i0 + ii) * p.out_i
+                target = p.out + split * p.out_split
+                target += b * p.out_b + (h0 + hh) * p.out_h + (i0 + ii) * p.out_i
                 if attempt == 0:
                     total = hsum(load(l_parts + r * width, one))
                     share = cast(1.0, one) / total if total != zero else zero
-                    at = ((b * p.heads_q + h0 + hh) * p.len_q + i0 + ii) * size
+                    at = (((split * p.batch + b) * p.heads_q + h0 + hh) * p.len_q + i0 + ii) * size
                     store_scalar(p.m + at, load_scalar(m + r * size, one) if total != zero else zero)
                     store_scalar(p.l + at, total)
                     store_scalar(shares + r * size, share)
@@ -171,15 +186,40 @@ def query_block(p, b, g, h0, heads, row, scratch, keys, values, value_row, pack_
                     store_scalar(again + r * size, cast(1.0, one) if failed else zero)
                     repeat = repeat or failed
                     if not failed:
-                        store_row(acc + r * acc_row, target, p.dim_v, share, p.kind, one)
+                        store_row(acc + r * acc_row, target, p.dim_v, share, out_kind, one)
                 elif load_scalar(again + r * size, one) != zero:
-                    store_row(acc + r * acc_row, target, p.dim_v, cast(1.0, one), p.kind, one)
+                    store_row(acc + r * acc_row, target, p.dim_v, cast(1.0, one), out_kind, one)
         attempt += 1 if repeat else 2
+
+
+@helper()
+def pack_tile(p, b, g, tile, keys, values, value_row, one):
+    """One key tile transposed, scaled and widened into ``keys``; its values into ``values`` unless in place."""
+    size = scalar_bytes(one)
+    j0 = tile * p.tile_k
+    count = lesser(p.tile_k, p.len_k - j0)
+    source = p.k + b * p.k_b + g * p.k_h + j0 * p.k_j
+    pack_transposed(
+        source, p.k_j, keys, p.tile_k * size, count, p.dim, cast(p.scale_before, one), p.kind, one
+    )
+    if values_are_copied(p, one):
+        source = p.v + b * p.v_b + g * p.v_h + j0 * p.v_j
+        copy_rows(source, p.v_j, values, value_row, count, p.dim_v, p.kind, one)
+
+
+@helper(types.boolean)
+def values_are_copied(p, one):
+    """Whether rows of v cannot be read where they are: stored in 16 bits, or no whole vectors."""
+    return p.kind != 0 or p.dim_v % lanes(one) != 0
 
 
 @jit
 def forward_units(address, first, stop, scratch, one):
-    """Units first .. stop; unit = (chunks - 1 - chunk) * (batch * heads_kv) + b * heads_kv + g."""
+    """Units first .. stop; unit = (split * chunks + chunks - 1 - chunk) * (batch * heads_kv) + b * heads_kv + g.
+
+    A chunk is a share of the query tiles. With few queries there is one, and the key tiles are cut into splits
+    instead; `merge_units` joins what they found.
+    """
     p = params_at(address)
     n = lanes(one)
     size = scalar_bytes(one)
@@ -189,15 +229,18 @@ def forward_units(address, first, stop, scratch, one):
     q_row = (p.dim + n - 1) // n * width
     s_row = p.tile_k * size
     key_tile = p.dim * s_row
-    in_place = p.kind == 0 and p.dim_v == value_vectors * n
+    copied = values_are_copied(p, one)
     keys = scratch + p.tile_q * (2 * s_row + width + q_row + value_vectors * width)
     keys += 3 * p.tile_q * size  # m, shares, again
     for unit in range(first, stop):
-        chunk = p.chunks - 1 - unit // pairs
+        split = unit // (p.chunks * pairs)
+        chunk = p.chunks - 1 - unit // pairs % p.chunks
         b = unit % pairs // p.heads_kv
         g = unit % pairs % p.heads_kv
         row_first = p.num_rows * chunk // p.chunks
         row_stop = p.num_rows * (chunk + 1) // p.chunks
+        tile_first = p.num_cols * split // p.splits
+        tile_stop = p.num_cols * (split + 1) // p.splits
         # the key tiles this unit will see
         pack_first = p.num_cols
         pack_stop = 0
@@ -211,28 +254,73 @@ def forward_units(address, first, stop, scratch, one):
                 if low < high:
                     pack_first = lesser(pack_first, load_int32(p.row_first + low * 4))
                     pack_stop = greater(pack_stop, load_int32(p.row_stop + high * 4 - 4))
-        values = p.v + b * p.v_b + g * p.v_h + pack_first * p.tile_k * p.v_j
-        value_row = p.v_j
-        if not in_place:
-            values = keys + greater(pack_stop - pack_first, 0) * key_tile
-            value_row = value_vectors * width
-        for tile in range(pack_first, pack_stop):
-            j0 = tile * p.tile_k
-            count = lesser(p.tile_k, p.len_k - j0)
-            source = p.k + b * p.k_b + g * p.k_h + j0 * p.k_j
-            target = keys + (tile - pack_first) * key_tile
-            pack_transposed(
-                source, p.k_j, target, s_row, count, p.dim, cast(p.scale_before, one), p.kind, one
-            )
-            if not in_place:
-                source = p.v + b * p.v_b + g * p.v_h + j0 * p.v_j
-                target = values + (j0 - pack_first * p.tile_k) * value_row
-                copy_rows(source, p.v_j, target, value_row, count, p.dim_v, p.kind, one)
-        together = p.heads_together
-        for h0 in range(g * p.group, (g + 1) * p.group, together):
-            heads = lesser(together, (g + 1) * p.group - h0)
+        if p.lazy:  # each key tile is used once: packed when its turn comes, and still in the L1 cache then
+            pack_stop = pack_first + 1
+        values = keys + greater(pack_stop - pack_first, 0) * key_tile
+        value_row = value_vectors * width
+        if not p.lazy:
+            for tile in range(pack_first, pack_stop):
+                at = tile - pack_first
+                pack_tile(
+                    p, b, g, tile, keys + at * key_tile, values + at * p.tile_k * value_row, value_row, one
+                )
+        if not copied:
+            values = p.v + b * p.v_b + g * p.v_h
+            value_row = p.v_j
+            if not p.lazy:
+                values += pack_first * p.tile_k * p.v_j
+        for h0 in range(g * p.group, (g + 1) * p.group, p.heads_together):
+            heads = lesser(p.heads_together, (g + 1) * p.group - h0)
             for row in range(row_stop - 1, row_first - 1, -1):
-                query_block(p, b, g, h0, heads, row, scratch, keys, values, value_row, pack_first, one)
+                query_block(
+                    p, b, g, h0, heads, row, split, tile_first, tile_stop, scratch, keys, values, value_row,
+                    pack_first, one,
+                )  # fmt: skip
 
 
-__all__ = ["forward_units"]
+@jit
+def merge_units(address, first, stop, scratch, one):
+    """The splits' results joined, in order: dq_out is the final out, e and rl the final m and l.
+
+    unit = b * heads_q + h.
+    """
+    p = params_at(address)
+    n = lanes(one)
+    size = scalar_bytes(one)
+    width = vector_bytes(one)
+    vectors = (p.dim_v + n - 1) // n
+    item = size if p.kind == 0 else 2
+    zero = cast(0.0, one)
+    each = p.batch * p.heads_q * p.len_q
+    for unit in range(first, stop):
+        for i in range(p.len_q):
+            row = unit * p.len_q + i
+            top = cast(NEGATIVE_INFINITY, one)
+            for split in range(p.splits):
+                at = (split * each + row) * size
+                if load_scalar(p.l + at, one) != zero:
+                    m = load_scalar(p.m + at, one)
+                    # a NaN stays: comparisons with it are false
+                    top = m if not m <= top else top
+            total = zero
+            for split in range(p.splits):
+                at = (split * each + row) * size
+                l = load_scalar(p.l + at, one)
+                if l != zero:
+                    total += l * exp_scalar(load_scalar(p.m + at, one) - top)
+            fill_zero(scratch, vectors, one)
+            for split in range(p.splits):
+                at = split * each + row
+                l = load_scalar(p.l + at * size, one)
+                if l != zero:
+                    share = splat(l * exp_scalar(load_scalar(p.m + at * size, one) - top) / total)
+                    source = p.out + at * vectors * width
+                    for c in range(vectors):
+                        sum_at = scratch + c * width
+                        store(sum_at, fma(load(source + c * width, one), share, load(sum_at, one)))
+            store_row(scratch, p.dq_out + row * p.dim_v * item, p.dim_v, cast(1.0, one), p.kind, one)
+            store_scalar(p.e + row * size, top if total != zero else zero)
+            store_scalar(p.rl + row * size, total)
+
+
+__all__ = ["forward_units", "merge_units"]

@@ -80,6 +80,7 @@ class _Launch(NamedTuple):
     units: int
     items: list[tuple[int, int]]
     work: int
+    splits: int = 1
 
 
 _launches: dict[tuple[Any, ...], _Launch] = {}
@@ -117,19 +118,23 @@ def _make_forward(problem: Problem, plan: TilePlan, threads: int) -> _Launch:
     work = _work(problem, plan, problem.head_dim + problem.head_dim_v)
     serial = threads == 1 or work < _SERIAL
     chunks = 1 if serial else max(1, min(-(-8 * threads // pairs), rows // 4, work // _ITEM // pairs))
-    fields["chunks"] = chunks
+    # few queries, many keys: splits of at least 1,024 keys, some thirty units in all; fixed by the problem
+    lazy = rows == 1 and together >= group
+    splits = max(1, min(fields["num_cols"] // 16, -(-32 // pairs))) if lazy else 1
+    fields["chunks"], fields["splits"], fields["lazy"] = chunks, splits, lazy
     items = 1 if serial else min(8 * threads, max(1, work // _ITEM))
 
     size, width = accumulation.itemsize, 4 * _host.WIDTH
     q_row, v_row = _round_up(problem.head_dim * size, width), _round_up(problem.head_dim_v * size, width)
     scratch_bytes = TILE_Q * (2 * TILE_K * size + width + q_row + v_row) + 3 * TILE_Q * size
-    scratch_bytes += fields["num_cols"] * TILE_K * problem.head_dim * size
+    tiles = 1 if lazy else fields["num_cols"]
+    scratch_bytes += tiles * TILE_K * problem.head_dim * size
     if fields["kind"] or v_row != problem.head_dim_v * size:
-        scratch_bytes += fields["num_cols"] * TILE_K * v_row
-    ranges = _ranges(chunks * pairs, items)
+        scratch_bytes += tiles * TILE_K * v_row
+    units = splits * chunks * pairs
     return _Launch(
-        plan, (), accumulation, accumulation.type(1), template(fields), scratch_bytes, serial, chunks * pairs,
-        ranges, work,
+        plan, (), accumulation, accumulation.type(1), template(fields), scratch_bytes, serial, units,
+        _ranges(units, items), work, splits,
     )  # fmt: skip
 
 
@@ -161,17 +166,51 @@ def forward(
         bias_at = broadcast_at(bias)
     if sinks is not None:
         sinks = np.ascontiguousarray(sinks, accumulation)
+    if launch.splits > 1:
+        return _forward_in_splits(problem, launch, q, k, v, bias_kind, bias_at, sinks, Forward(out, m, l))
     values = (
-        bias_kind, *at(q), *at(k), *at(v), *at(out), address(m), address(l), *bias_at,
+        bias_kind, *at(q), *at(k), *at(v), *at(out), 0, address(m), address(l), *bias_at,
         0 if sinks is None else address(sinks),
     )  # fmt: skip
     call = record(launch.prefilled, values)
     where = ctypes.addressof(call)
-    if launch.serial:
+    if launch.serial and launch.work < _SERIAL:  # nothing between us and the kernel
         _forward.forward_units(where, 0, launch.units, _threads.scratch(launch.scratch_bytes), launch.one)
     else:
         _run(_forward.forward_units, where, launch.items, launch)
     return Forward(out, m, l)
+
+
+def _forward_in_splits(
+    problem: Problem,
+    launch: _Launch,
+    q: Array,
+    k: Array,
+    v: Array,
+    bias_kind: int,
+    bias_at: tuple[int, ...],
+    sinks: Array | None,
+    result: Forward,
+) -> Forward:
+    """Fill ``result``: each split of the keys into arrays of its own, then the splits joined in order."""
+    address = _jit.address
+    width = _round_up(problem.head_dim_v, 4 * _host.WIDTH // launch.accumulation.itemsize)
+    part = np.empty((launch.splits, *result.m.shape, width), launch.accumulation)
+    part[..., problem.head_dim_v :] = 0  # read by whole vectors
+    m = np.empty((launch.splits, *result.m.shape), launch.accumulation)
+    l = np.empty_like(m)
+    values = (
+        bias_kind, *at(q), *at(k), *at(v), address(part), *part.strides[1:4], part.strides[0], address(m),
+        address(l), *bias_at, 0 if sinks is None else address(sinks),
+        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, address(result.out), address(result.m), address(result.l),
+        0, 0, 0, 0, 0, 0, 0, 0,
+    )  # fmt: skip
+    call = record(launch.prefilled, values)
+    where = ctypes.addressof(call)
+    _run(_forward.forward_units, where, launch.items, launch)
+    heads = problem.batch * problem.heads_q
+    _run(_forward.merge_units, where, _ranges(heads, 1 if launch.serial else len(launch.items)), launch)
+    return result
 
 
 def _run(kernel: Any, where: int, items: list[tuple[int, int]], launch: _Launch) -> None:
@@ -266,7 +305,7 @@ def backward(
 
     def values(dbias_at: tuple[int, ...]) -> tuple[int, ...]:
         return (
-            bias_kind, *at(q), *at(k), *at(v), *at(out), address(m), address(l), *bias_at,
+            bias_kind, *at(q), *at(k), *at(v), *at(out), 0, address(m), address(l), *bias_at,
             0 if sinks is None else address(sinks), *at(dout), *((0, 0, 0, 0) if dlse is None else at(dlse)),
             address(dq), address(dk), address(dv), address(dq_out), address(e), address(rl),
             0 if dsinks is None else address(dsinks), *dbias_at, *((0, 0) if bias is None else bias.shape[1::-1]),

@@ -20,7 +20,7 @@ from npattn.plans.tiles import TilePlan
 
 CALL: Final = (
     # the arrays of one call and their strides
-    "bias_kind q q_b q_h q_i k k_b k_h k_j v v_b v_h v_j out out_b out_h out_i m l "
+    "bias_kind q q_b q_h q_i k k_b k_h k_j v v_b v_h v_j out out_b out_h out_i out_split m l "
     "bias bias_b bias_h bias_i bias_j sinks dout dout_b dout_h dout_i dlse dlse_b dlse_h dlse_i "
     # results of the backward pass and what it keeps between its phases
     "dq dk dv dq_out e rl dsinks dbias dbias_b dbias_h dbias_i dbias_j dbias_heads dbias_batches"
@@ -34,7 +34,7 @@ SHAPE: Final = (
     "tile_q tile_k num_rows num_cols list_batches list_heads list_of row_ptr row_first row_stop row_kind row_bits "
     "col_ptr col_first col_stop col_kind col_bits lo hi lo_row bits "
     # how the work is cut
-    "chunks chunk_start reach heads_together"
+    "chunks chunk_start reach heads_together splits lazy"
 ).split()
 FLOATS: Final = "scale_before scale_after softcap keep_factor".split()
 FORWARD_CALL: Final = CALL.index("dout")  # the fields of CALL a forward call fills
