@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
 
             run_demo(tokens=options.tokens, train_seconds=options.seconds)
         else:
-            from npattn._cli.bench import bench as run_bench
+            from npattn.testing.bench import bench as run_bench
 
             run_bench(seconds=options.seconds)
     except ValueError as error:

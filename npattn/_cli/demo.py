@@ -136,6 +136,23 @@ def _chosen_rows(spelled: list[str]) -> list[int]:
 
 def _train(seconds: float) -> None:
     """A character model learns the same text."""
+    from npattn._cli.char_model import train_char_model
+
+    _heading("a character model learns this text")
+    show = sys.stdout.isatty()
+
+    def report(step: int, loss: float, share: float) -> None:
+        if show:
+            bar = "#" * round(30 * share)
+            print(f"[{bar:<30}] step {step}, loss {loss:.2f} ", end="\r", flush=True)
+
+    run = train_char_model(corpus.language_reference(), seconds, report=report)
+    print(f"{run.num_parameters:,} parameters, {len(run.losses)} steps of 768 characters in {seconds:.0f} s")
+    print(
+        f"loss {run.losses[0]:.2f} -> {np.mean(run.losses[-10:]):.2f}, on held-out text {run.val_loss:.2f} "
+        "nats a character"
+    )
+    print("it writes:\n    " + run.sample.strip().replace("\n", "\n    "))
 
 
 def _karate_club() -> None:
