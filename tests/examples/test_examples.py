@@ -19,7 +19,10 @@ EXAMPLES = {
     "causal_and_windows": (["--length", "512"], r"packed texts:\n█·······\n"),
     "sparse_patterns": (["--save", "{tmp}"], r"longformer\(256, \[0\]\) +8\.5"),
     "linear_attention": (["--length", "512"], r"agree with npattn\.linear_attention"),
-    "encoder_patterns": (["--steps", "220", "--save", "{tmp}"], r"two places back: \w+ \w+ the big cat sat on a mat and\n"),
+    "encoder_patterns": (
+        ["--steps", "220", "--save", "{tmp}"],
+        r"two places back: \w+ \w+ the big cat sat on a mat and\n",
+    ),
     "kv_cache": ([], r"the fork takes 0 more, 1 when it writes"),
     "find_key_tokens": (["--length", "2048"], r"where the most focused words look:\n  \S+ → "),
     "cost_of_length": (["--length", "512", "--save", "{tmp}"], r"whole matrices +\d+\.\d\d"),
