@@ -1,4 +1,4 @@
-"""What the graph layers share: both ends' features, edge features with self-loops, heads joined at the end."""
+"""What the graph layers share: both ends' features, edge features with self-loops, heads joined."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -159,15 +159,25 @@ def edge_inputs(
     return walked, features, pullback
 
 
+def split_heads(rows: Array, heads: int) -> Array:
+    """(nodes, heads · dim) -> (nodes, heads, dim)."""
+    return rows.reshape(len(rows), heads, rows.shape[1] // heads)
+
+
+def merge_heads(rows: Array) -> Array:
+    """(nodes, heads, dim) -> (nodes, heads · dim)."""
+    return rows.reshape(len(rows), rows.shape[1] * rows.shape[2])
+
+
 def join_heads(out: Array, concat: bool) -> Array:
     """(nodes, heads, out_dim) -> (nodes, heads · out_dim), or the mean over heads (nodes, out_dim)."""
-    return out.reshape(out.shape[0], -1) if concat else out.mean(axis=1)
+    return merge_heads(out) if concat else out.mean(axis=1)
 
 
 def join_heads_pullback(dy: Array, heads: int, concat: bool) -> Array:
     """The transpose of ``join_heads``."""
     if concat:
-        return dy.reshape(dy.shape[0], heads, -1)
+        return split_heads(dy, heads)
     return np.repeat((dy / np.asarray(heads, dy.dtype))[:, None, :], heads, axis=1)
 
 

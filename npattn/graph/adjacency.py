@@ -103,7 +103,7 @@ class Adjacency:
         ids = [_ids("source", source), _ids("target", target)]
         if ids[0].shape != ids[1].shape:
             raise ValueError(
-                f"source and target must have one entry per edge, got shapes {ids[0].shape} and {ids[1].shape}"
+                f"source and target need one entry per edge, got shapes {ids[0].shape} and {ids[1].shape}"
             )
         bipartite = isinstance(num_nodes, (tuple, list))
         if num_nodes is None:
@@ -289,7 +289,7 @@ class Adjacency:
         return list(zip(*ends, self.keys, strict=True))
 
     def edge_values(self, values: Array) -> dict[tuple[Any, ...], Any]:
-        """Per-edge results by edge: ``{(u, v): values[e]}``, with multigraph keys ``{(u, v, key): values[e]}``.
+        """Per-edge results by edge: ``{(u, v): values[e]}``, for multigraphs ``{(u, v, key): values[e]}``.
 
         Parameters
         ----------

@@ -118,8 +118,8 @@ def laplacian_encoding(adjacency: Adjacency, k: int) -> Array:
     Returns
     -------
     encoding : (num_nodes, k) float64 ndarray
-        Columns of length 1 by ascending eigenvalue, without the first. An eigenvector's sign is arbitrary; here
-        its entry of largest magnitude (the first of them) is positive.
+        Columns of length 1 by ascending eigenvalue, without the first. An eigenvector's sign is arbitrary;
+        here its entry of largest magnitude (the first of them) is positive.
 
     Raises
     ------
@@ -128,8 +128,8 @@ def laplacian_encoding(adjacency: Adjacency, k: int) -> Array:
 
     Notes
     -----
-    The same result on every call: Lanczos (``scipy.sparse.linalg.eigsh``) begins with a fixed vector, and up to
-    256 nodes are solved densely. Equal eigenvalues leave a rotation open, as for every such encoding; models
+    The same result on every call: Lanczos (``scipy.sparse.linalg.eigsh``) begins with a fixed vector, and up
+    to 256 nodes are solved densely. Equal eigenvalues leave a rotation open, as for every such encoding; models
     that train on it flip signs at random. A node without edges has an eigenvalue of its own, 1.
 
     References

@@ -15,8 +15,10 @@ from npattn.graph._inputs import (
     glorot_linear,
     join_heads,
     join_heads_pullback,
+    merge_heads,
     plus,
     project,
+    split_heads,
     with_edges,
 )
 from npattn.graph.adjacency import Adjacency
@@ -29,9 +31,10 @@ from npattn.nn.linear import Linear
 class GATConv(Layer):
     """Graph attention: every node sums its neighbours' projected features by learned, additive scores.
 
-    Per head, with ``h = x · lin.weightᵀ`` and for an edge e from u to v::
+    Per head, with ``h = x · lin.weightᵀ``, ``f = edge_features · lin_edge.weightᵀ`` and for an edge e from u
+    to v::
 
-        logit[e] = leaky_relu(att_src · h[u] + att_dst · h[v] + att_edge · (edge_features[e] · lin_edge.weightᵀ))
+        logit[e] = leaky_relu(att_src · h[u] + att_dst · h[v] + att_edge · f[e])
         out[v]   = sum over the in-edges of v of softmax(logit)[e] * h[u]
 
     then heads are concatenated (or averaged), and the residual ``x · res.weightᵀ`` and bias added.
@@ -69,8 +72,8 @@ class GATConv(Layer):
     Names, shapes, mathematics and initialisation (Glorot uniform, bias 0) are those of PyTorch Geometric's
     GATConv, whose weights give the same numbers here, with one difference: there existing self-loops lose
     their features, here they keep them. Cost: one matmul, and O(num_edges · heads · out_dim) for the walk.
-    The score is *static*: the order of neighbours by attention is the same for every receiving node. GATv2Conv
-    lifts that.
+    The score is *static*: the order of neighbours by attention is the same for every receiving node.
+    GATv2Conv lifts that.
 
     References
     ----------
@@ -202,8 +205,8 @@ class GATConv(Layer):
         """The call of the edge kernel, and from its gradients to (dx, dedge_features, grads)."""
         ends = both_ends(x, adjacency)
         rows_source, rows_target, pull_lin = project(self.lin, ends)
-        h_source = rows_source.reshape(len(rows_source), self.heads, -1)
-        h_target = rows_target.reshape(len(rows_target), self.heads, -1)
+        h_source = split_heads(rows_source, self.heads)
+        h_target = split_heads(rows_target, self.heads)
         walked, features, pull_features = edge_inputs(
             adjacency, edge_features, self.edge_dim, self_loops=self.self_loops, dtype=rows_source.dtype
         )
@@ -223,9 +226,7 @@ class GATConv(Layer):
             dscore_target, dscore_source = grads_of_call.q, grads_of_call.k  # (nodes, heads, 1)
             dh_source = grads_of_call.v + dscore_source * self.att_src
             dh_target = dscore_target * self.att_dst
-            dx, lin_grads = pull_lin(
-                dh_source.reshape(len(dh_source), -1), dh_target.reshape(len(dh_target), -1)
-            )
+            dx, lin_grads = pull_lin(merge_heads(dh_source), merge_heads(dh_target))
             grads = join(("lin", lin_grads))
             grads["att_src"] = np.einsum("nh,nhd->hd", dscore_source[:, :, 0], h_source)[None]
             grads["att_dst"] = np.einsum("nh,nhd->hd", dscore_target[:, :, 0], h_target)[None]

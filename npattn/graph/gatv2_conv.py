@@ -17,6 +17,7 @@ from npattn.graph._inputs import (
     join_heads_pullback,
     plus,
     project,
+    split_heads,
     with_edges,
 )
 from npattn.graph.adjacency import Adjacency
@@ -177,14 +178,14 @@ class GATv2Conv(Layer):
         walked, features, pull_features = edge_inputs(
             adjacency, edge_features, self.edge_dim, self_loops=self.self_loops, dtype=left.dtype
         )
-        key = left.reshape(len(left), self.heads, -1)
+        key = split_heads(left, self.heads)
         edge_weight = None
         if self.lin_edge is not None:
             edge_weight = np.moveaxis(self.lin_edge.weight.reshape(*key.shape[1:], -1), -1, 0)
         call = EdgeCall(
             "dynamic",
             walked,
-            right.reshape(len(right), self.heads, -1),
+            split_heads(right, self.heads),
             key,
             key,
             att=self.att[0],

@@ -21,8 +21,8 @@ from npattn.nn.norm import LayerNorm
 class GraphTransformerBlock(Layer):
     """``h = x + attention(norm(x))``, then ``y = h + mlp(norm(h))``: along edges, or among all nodes.
 
-    With an adjacency every node attends to the nodes with an edge to it; without one, to all nodes, and what it
-    knows of the graph is the bias (``ShortestPathBias``) and encodings added to x.
+    With an adjacency every node attends to the nodes with an edge to it; without one, to all nodes, and what
+    it knows of the graph is the bias (``ShortestPathBias``) and encodings added to x.
 
     Parameters
     ----------

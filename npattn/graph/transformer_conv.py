@@ -15,6 +15,7 @@ from npattn.graph._inputs import (
     join_heads,
     join_heads_pullback,
     plus,
+    split_heads,
     with_edges,
 )
 from npattn.graph.adjacency import Adjacency
@@ -32,8 +33,8 @@ class TransformerConv(Layer):
         f[e]     = edge_features[e] · lin_edge.weightᵀ                       # 0 without edge features
         logit[e] = q[v] · (k[u] + f[e]) / sqrt(out_dim)
         out[v]   = sum over the in-edges of v of softmax(logit)[e] * (v[u] + f[e])
-        y        = out + r                             with r = lin_skip(x), when root_weight
-        y        = b * r + (1 - b) * out               with b = sigmoid(lin_beta([out, r, out - r])), when beta
+        y        = out + r                     with r = lin_skip(x), when root_weight
+        y        = b * r + (1 - b) * out       with b = sigmoid(lin_beta([out, r, out - r])), when beta
 
     Parameters
     ----------
@@ -176,7 +177,7 @@ class TransformerConv(Layer):
         call = EdgeCall(
             "dot",
             adjacency,
-            *(rows.reshape(len(rows), self.heads, -1) for rows in (query, key, value)),
+            *(split_heads(rows, self.heads) for rows in (query, key, value)),
             edge_features=features,
             edge_weight=edge_weight,
             **dropout_options(self.dropout_p, seed),
