@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from npattn.kernels._jit import helper
+from npattn.kernels._parts import part
 from npattn.kernels._simd import _host
 from npattn.kernels._simd.vectors import (
     Vec,
@@ -118,7 +118,7 @@ _6x1, _4x1, _2x1, _1x1 = (_micro(rows, 1) for rows in (6, 4, 2, 1))
 _WIDE = _host.TILE_VECTORS == 4
 
 
-@helper()
+@part()
 def _columns4(a, a_row, a_col, b, b_row, c, c_row, rows, depth, accumulate, one):
     r = 0
     while r + 6 <= rows:
@@ -134,7 +134,7 @@ def _columns4(a, a_row, a_col, b, b_row, c, c_row, rows, depth, accumulate, one)
         _1x4(a + r * a_row, a_row, a_col, b, b_row, c + r * c_row, c_row, depth, accumulate, one)
 
 
-@helper()
+@part()
 def _columns2(a, a_row, a_col, b, b_row, c, c_row, rows, depth, accumulate, one):
     r = 0
     while r + 6 <= rows:
@@ -150,7 +150,7 @@ def _columns2(a, a_row, a_col, b, b_row, c, c_row, rows, depth, accumulate, one)
         _1x2(a + r * a_row, a_row, a_col, b, b_row, c + r * c_row, c_row, depth, accumulate, one)
 
 
-@helper()
+@part()
 def _columns1(a, a_row, a_col, b, b_row, c, c_row, rows, depth, accumulate, one):
     r = 0
     while r + 6 <= rows:
@@ -166,7 +166,7 @@ def _columns1(a, a_row, a_col, b, b_row, c, c_row, rows, depth, accumulate, one)
         _1x1(a + r * a_row, a_row, a_col, b, b_row, c + r * c_row, c_row, depth, accumulate, one)
 
 
-@helper()
+@part()
 def matmul(a, a_row, a_col, b, b_row, c, c_row, rows, vectors, depth, accumulate, one):
     """C[rows, vectors] (+)= A[rows, depth] @ B[depth, vectors]; depth >= 1. Addresses and byte strides.
 

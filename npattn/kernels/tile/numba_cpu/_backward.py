@@ -23,7 +23,8 @@ from typing import Final
 from numba import types
 
 from npattn._dropout import R0, R1
-from npattn.kernels._jit import helper, jit
+from npattn.kernels._jit import jit
+from npattn.kernels._parts import part
 from npattn.kernels._simd.exp import exp, exp_scalar
 from npattn.kernels._simd.hashing import drop
 from npattn.kernels._simd.matmul import matmul
@@ -74,6 +75,12 @@ STRIP: Final = 24  # rows of a tile that an interval's edge crosses: four regist
 
 @jit
 def row_units(address, first, stop, scratch, one):
+    """See ``_row_units``."""
+    _row_units(address, first, stop, scratch, one)
+
+
+@part()
+def _row_units(address, first, stop, scratch, one):
     """Per row: e = delta - dlse and 1 / l; per head: its share of dsinks. unit = b * heads_q + h."""
     p = params_at(address)
     n = lanes(one)
@@ -116,7 +123,7 @@ def row_units(address, first, stop, scratch, one):
             store_scalar(p.dsinks + unit * 8, dsink)
 
 
-@helper()
+@part()
 def weights_and_grads(p, b, h, i0, count, j0, vectors, s, dp, s_row, masked, factor, one):
     """Logits become dropped weights P, dP becomes factor * dS.
 
@@ -162,7 +169,7 @@ def weights_and_grads(p, b, h, i0, count, j0, vectors, s, dp, s_row, masked, fac
                 store(dr + c * width, ds)
 
 
-@helper()
+@part()
 def add_dbias(p, b, h, i0, count, j0, width_k, ds, s_row, one):
     """Add dS to the entries of dbias that its pairs share; dbias_j is one element, or 0 where keys share."""
     n = lanes(one)
@@ -189,7 +196,7 @@ def add_dbias(p, b, h, i0, count, j0, width_k, ds, s_row, one):
                 store_scalar(at, load_scalar(at, one) + load_scalar(row + j * size, one))
 
 
-@helper()
+@part()
 def uncap(p, ds, capped, s_row, rows, vectors, factor, one):
     """d of softcap: dS times factor * (1 - (capped / softcap)**2)."""
     width = vector_bytes(one)
@@ -205,7 +212,7 @@ def uncap(p, ds, capped, s_row, rows, vectors, factor, one):
             store(ds + at, mul(mul(load(ds + at, one), factors), slope))
 
 
-@helper(types.boolean)
+@part(types.boolean)
 def tile_gradients(
     p, b, h, lst, i0, count, j0, width_k, kind, bitmap, q, q_row, do, do_row, kt, vt, s, dp, capped, factor, one
 ):  # fmt: skip
@@ -225,7 +232,7 @@ def tile_gradients(
     return masked
 
 
-@helper()
+@part()
 def pair_step(
     p, b, h, lst, i0, count, j0, width_k, kind, bitmap, q, q_row, do, v_row, kt, vt, k, k_row, s, dp, capped,
     dq, dk, dv, one,
@@ -267,7 +274,7 @@ def pair_step(
         matmul(dp, s_row, size, k, k_row, dq, p.dq_row, count, q_vectors, width_k, True, one)
 
 
-@helper()
+@part()
 def key_tile(p, b, g, chunk, tile, scratch, one):
     """dK and dV of one key tile, and its share of dQ."""
     n = lanes(one)
@@ -350,6 +357,12 @@ def key_tile(p, b, g, chunk, tile, scratch, one):
 
 @jit
 def key_units(address, first, stop, scratch, one):
+    """See ``_key_units``."""
+    _key_units(address, first, stop, scratch, one)
+
+
+@part()
+def _key_units(address, first, stop, scratch, one):
     """dK, dV and the chunks' dQ; unit = chunk * (batch * heads_kv) + b * heads_kv + g."""
     p = params_at(address)
     pairs = p.batch * p.heads_kv
@@ -365,6 +378,12 @@ def key_units(address, first, stop, scratch, one):
 
 @jit
 def reduce_units(address, first, stop, scratch, one):
+    """See ``_reduce_units``."""
+    _reduce_units(address, first, stop, scratch, one)
+
+
+@part()
+def _reduce_units(address, first, stop, scratch, one):
     """dQ: the chunks' shares added in order and rounded into the result; unit = b * heads_q + h."""
     p = params_at(address)
     n = lanes(one)
@@ -391,6 +410,12 @@ def reduce_units(address, first, stop, scratch, one):
 
 @jit
 def bias_units(address, first, stop, scratch, one):
+    """See ``_bias_units``."""
+    _bias_units(address, first, stop, scratch, one)
+
+
+@part()
+def _bias_units(address, first, stop, scratch, one):
     """dbias of a bias that several (batch element, key head) pairs share.
 
     unit = (bb * dbias_heads + hb) * rows + row over the bias's own batch and head axes, with rows = 1 where

@@ -13,7 +13,8 @@ from typing import Final
 
 from numba import types
 
-from npattn.kernels._jit import helper, jit
+from npattn.kernels._jit import jit
+from npattn.kernels._parts import part
 from npattn.kernels._simd.exp import exp_scalar
 from npattn.kernels._simd.matmul import matmul
 from npattn.kernels._simd.vectors import (
@@ -58,7 +59,7 @@ from npattn.plans.tiles import INTERVAL
 STRIP: Final = 12  # rows; two register tiles
 
 
-@helper()
+@part()
 def key_step(
     p, b, lst, h0, heads, i0, count, j0, width_k, kind, bitmap, q, q_row, packed, v, value_row, s, visible, m,
     l_parts, acc, acc_row, shares, one,
@@ -93,7 +94,7 @@ def key_step(
         matmul(s, s_row, size, v, value_row, acc, acc_row, rows, acc_vectors, width_k, True, one)
 
 
-@helper()
+@part()
 def query_block(
     p, b, g, h0, heads, row, split, tile_first, tile_stop, scratch, keys, values, value_row, pack_first, one
 ):
@@ -192,7 +193,7 @@ def query_block(
         attempt += 1 if repeat else 2
 
 
-@helper()
+@part()
 def pack_tile(p, b, g, tile, keys, values, value_row, one):
     """One key tile transposed, scaled and widened into ``keys``; its values into ``values`` unless in place."""
     size = scalar_bytes(one)
@@ -207,7 +208,7 @@ def pack_tile(p, b, g, tile, keys, values, value_row, one):
         copy_rows(source, p.v_j, values, value_row, count, p.dim_v, p.kind, one)
 
 
-@helper(types.boolean)
+@part(types.boolean)
 def values_are_copied(p, one):
     """Whether rows of v cannot be read where they are: stored in 16 bits, or no whole vectors."""
     return p.kind != 0 or p.dim_v % lanes(one) != 0
@@ -215,6 +216,12 @@ def values_are_copied(p, one):
 
 @jit
 def forward_units(address, first, stop, scratch, one):
+    """See ``_forward_units``."""
+    _forward_units(address, first, stop, scratch, one)
+
+
+@part()
+def _forward_units(address, first, stop, scratch, one):
     """Units first .. stop; unit = (split * chunks + chunks - 1 - chunk) * (batch * heads_kv) + b * heads_kv + g.
 
     A chunk is a share of the query tiles. With few queries there is one, and the key tiles are cut into splits
@@ -280,6 +287,12 @@ def forward_units(address, first, stop, scratch, one):
 
 @jit
 def merge_units(address, first, stop, scratch, one):
+    """See ``_merge_units``."""
+    _merge_units(address, first, stop, scratch, one)
+
+
+@part()
+def _merge_units(address, first, stop, scratch, one):
     """The splits' results joined, in order: dq_out is the final out, e and rl the final m and l.
 
     unit = b * heads_q + h.

@@ -4,7 +4,7 @@ import numpy as np
 
 from numba import types
 
-from npattn.kernels._jit import helper
+from npattn.kernels._parts import part
 from npattn.kernels._simd.storage import (
     load_bfloat,
     load_half,
@@ -30,7 +30,7 @@ from npattn.kernels._simd.vectors import (
 )
 
 
-@helper("one")
+@part("one")
 def element(address, kind, one):
     """One stored element (kind as in ``_params.storage_kind``), widened."""
     if kind == 1:
@@ -40,13 +40,13 @@ def element(address, kind, one):
     return load_scalar(address, one)
 
 
-@helper(types.intp)
+@part(types.intp)
 def element_bytes(kind, one):
     """Bytes of one stored element."""
     return scalar_bytes(one) if kind == 0 else 2
 
 
-@helper()
+@part()
 def copy_rows(source, source_row, target, target_row, rows, dim, kind, one):
     """Rows widened into scratch; each is padded with zeros to whole vectors."""
     n = lanes(one)
@@ -72,7 +72,7 @@ def copy_rows(source, source_row, target, target_row, rows, dim, kind, one):
                 store_scalar(t + c * size, element(s + c * item, kind, one) if c < dim else zero)
 
 
-@helper()
+@part()
 def pack_transposed(source, source_row, target, target_row, rows, dim, factor, kind, one):
     """target[d, j] = factor * source[j, d]; columns are padded with zeros to whole vectors."""
     n = lanes(one)
@@ -104,7 +104,7 @@ def pack_transposed(source, source_row, target, target_row, rows, dim, factor, k
                 store_scalar(t + d * target_row, value)
 
 
-@helper()
+@part()
 def store_row(source, target, dim, factor, kind, one):
     """One scratch row times ``factor``, rounded into the caller's array."""
     n = lanes(one)
@@ -129,7 +129,7 @@ def store_row(source, target, dim, factor, kind, one):
             store_bfloat(target + c * 2, load_scalar(source + c * size, one) * factor)
 
 
-@helper()
+@part()
 def fill_zero(target, vectors, one):
     """``vectors`` whole vectors of zeros."""
     zero = splat(cast(0.0, one))
@@ -138,7 +138,7 @@ def fill_zero(target, vectors, one):
         store(target + c * width, zero)
 
 
-@helper(types.boolean)
+@part(types.boolean)
 def has_nonfinite(source, source_row, rows, vectors, one):
     """Whether an inf or NaN is among the rows: x * 0 is 0 for every finite x and NaN for the others."""
     width = vector_bytes(one)

@@ -8,7 +8,7 @@ of a group with few queries (decoding) stand together in one block.
 from numba import types
 
 from npattn._dropout import R0, R1
-from npattn.kernels._jit import helper
+from npattn.kernels._parts import part
 from npattn.kernels._simd.exp import exp, exp_scalar, tanh
 from npattn.kernels._simd.hashing import drop, fold
 from npattn.kernels._simd.vectors import (
@@ -40,7 +40,7 @@ from npattn.kernels.tile.numba_cpu._rows import NEGATIVE_INFINITY, element
 from npattn.plans.tiles import BITS, INTERVAL
 
 
-@helper(types.intp)
+@part(types.intp)
 def list_of(p, b, h):
     """The plan's list of batch element b and query head h."""
     b = b if p.list_batches > 1 else 0
@@ -48,7 +48,7 @@ def list_of(p, b, h):
     return load_int32(p.list_of + (b * p.list_heads + h) * 4)
 
 
-@helper(types.intp)
+@part(types.intp)
 def first_visible(p, lst, i0, count):
     """The smallest lo of ``count`` queries from i0."""
     best = load_int32(p.lo + lst * p.lo_row + i0 * 4)
@@ -57,7 +57,7 @@ def first_visible(p, lst, i0, count):
     return best
 
 
-@helper(types.intp)
+@part(types.intp)
 def last_visible(p, lst, i0, count):
     """The largest hi of ``count`` queries from i0."""
     best = load_int32(p.hi + lst * p.lo_row + i0 * 4)
@@ -66,7 +66,7 @@ def last_visible(p, lst, i0, count):
     return best
 
 
-@helper()
+@part()
 def scale_rows(s, s_row, rows, vectors, factor, one):
     """The tile times ``factor``."""
     width = vector_bytes(one)
@@ -77,7 +77,7 @@ def scale_rows(s, s_row, rows, vectors, factor, one):
             store(at, mul(load(at, one), factors))
 
 
-@helper()
+@part()
 def cap_rows(p, s, s_row, rows, vectors, capped, one):
     """softcap * tanh(logits / softcap) in place; also written to ``capped`` unless that is 0."""
     width = vector_bytes(one)
@@ -91,7 +91,7 @@ def cap_rows(p, s, s_row, rows, vectors, capped, one):
                 store(capped + at, value)
 
 
-@helper(types.boolean)
+@part(types.boolean)
 def add_bias(p, b, h0, heads, i0, count, j0, width_k, s, s_row, one):
     """Add the bias; returns whether some entry is -inf, which masks its pair whatever the logit is."""
     n = lanes(one)
@@ -121,7 +121,7 @@ def add_bias(p, b, h0, heads, i0, count, j0, width_k, s, s_row, one):
     return any_greater(splat(cast(-1.0, one)), lowest) or lowest_scalar < 0
 
 
-@helper()
+@part()
 def mask_interval(p, lst, i0, heads, count, j0, width_k, s, s_row, vectors, one):
     """-inf where not lo <= j < hi, and in the padding behind ``width_k`` keys."""
     n = lanes(one)
@@ -137,7 +137,7 @@ def mask_interval(p, lst, i0, heads, count, j0, width_k, s, s_row, vectors, one)
                     store(t + c * width, keep_between(load(t + c * width, one), ninfs, c * n, lo, hi))
 
 
-@helper()
+@part()
 def mask_bits(p, bitmap, i0, heads, count, width_k, s, s_row, vectors, one):
     """-inf where the bit of the pair is not set, and in the padding behind ``width_k`` keys."""
     n = lanes(one)
@@ -156,7 +156,7 @@ def mask_bits(p, bitmap, i0, heads, count, width_k, s, s_row, vectors, one):
                 store(t + c * width, value)
 
 
-@helper(types.boolean)
+@part(types.boolean)
 def finish_logits(p, b, lst, h0, heads, i0, count, j0, width_k, kind, bitmap, s, s_row, vectors, capped, one):
     """Everything between q @ k.T and the softmax, in place; returns whether the tile holds masked pairs."""
     n = lanes(one)
@@ -182,7 +182,7 @@ def finish_logits(p, b, lst, h0, heads, i0, count, j0, width_k, kind, bitmap, s,
     return partial
 
 
-@helper()
+@part()
 def online_softmax(s, s_row, m, l_parts, acc, acc_row, acc_vectors, rows, vectors, one):
     """One step of the online softmax: logits become exp(logits - m); m, l and acc follow the new maximum.
 
@@ -219,13 +219,13 @@ def online_softmax(s, s_row, m, l_parts, acc, acc_row, acc_vectors, rows, vector
         store(l_parts + r * width, part)
 
 
-@helper(types.int64)
+@part(types.int64)
 def row_word(p, start, b, h, i):
     """r0 (start R0) or r1 (start R1) of the dropout generator."""
     return fold(fold(fold(fold(fold(start, p.seed_lo), p.seed_hi), b), h), i)
 
 
-@helper()
+@part()
 def drop_rows(p, b, h0, heads, i0, count, j0, s, s_row, vectors, one):
     """Weights dropped or divided by 1 - dropout_p."""
     n = lanes(one)
@@ -241,7 +241,7 @@ def drop_rows(p, b, h0, heads, i0, count, j0, s, s_row, vectors, one):
                 store(at, drop(load(at, one), r0, r1, j0 + c * n, p.threshold, factor))
 
 
-@helper()
+@part()
 def note_visible(s, s_row, visible, rows, vectors, one):
     """visible = 0 where the logit is -inf, else 1: asked for only when a masked inf or NaN must not leak."""
     width = vector_bytes(one)
@@ -254,7 +254,7 @@ def note_visible(s, s_row, visible, rows, vectors, one):
             store(visible + at, keep_where_equal(load(s + at, one), ninf, zeros, ones))
 
 
-@helper()
+@part()
 def matmul_visible(a, visible, a_row, a_col, b, b_row, c, c_row, rows, vectors, depth, one):
     """C += A @ B over visible pairs only, so that 0 * NaN does not occur; slow, for tiles with garbage."""
     width = vector_bytes(one)
