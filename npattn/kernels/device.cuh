@@ -51,6 +51,12 @@ __device__ __forceinline__ float round_tf32(float x) {  // to 10 mantissa bits, 
     return __uint_as_float(y);
 }
 
+// A load that the compiler does not move: many of them ahead of their uses would fill the registers.
+__device__ __forceinline__ f16 load_in_order(const f16* p) { return {((volatile const f16*)p)->bits}; }
+__device__ __forceinline__ bf16 load_in_order(const bf16* p) { return {((volatile const bf16*)p)->bits}; }
+__device__ __forceinline__ float load_in_order(const float* p) { return *(volatile const float*)p; }
+__device__ __forceinline__ double load_in_order(const double* p) { return *(volatile const double*)p; }
+
 // ---- elementary functions ----------------------------------------------------------------------------------
 __device__ __forceinline__ float exp2_fast(float x) {  // 2 ulp; results below 2^-126 become 0
     float y;
@@ -115,12 +121,28 @@ __device__ __forceinline__ void store(bf16* p, float x) { p->bits = (u16)dev::pa
 __device__ __forceinline__ void store(float* p, float x) { *p = x; }
 __device__ __forceinline__ void store(double* p, double x) { *p = x; }
 
-__device__ __forceinline__ float exp_of(float x) { return dev::exp2_fast(x * 1.4426950408889634f); }
-__device__ __forceinline__ double exp_of(double x) { return exp(x); }
+// exp for numbers of type E, computed in float or double. x * log2(e) is rounded, and |x| times that rounding is the
+// relative error: right for 16-bit E, while float32 wants the rounding back.
+template <class E> __device__ __forceinline__ double exp_for(double x) { return exp(x); }
+template <class E> __device__ __forceinline__ float exp_for(float x) {
+    if (sizeof(E) == 2) return dev::exp2_fast(x * 1.4426950408889634f);
+    x = x < -200.f ? -200.f : x;  // -inf - -inf would be NaN below; a NaN stays one
+    const float y = x * 1.4426950408889634f, e = dev::exp2_fast(y);
+    const float lost = fmaf(x, 1.4426950408889634f, -y) + x * 1.925963033500e-8f;  // of the exact x * log2(e)
+    return fmaf(e, lost * 0.6931471805599453f, e);
+}
 __device__ __forceinline__ float tanh_of(float x) { return tanhf(x); }
 __device__ __forceinline__ double tanh_of(double x) { return tanh(x); }
 __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
 __device__ __forceinline__ double larger(double a, double b) { return fmax(a, b); }
+
+// The running sums of a softmax are kept times UNIT, so that many equal weights times values near the end of the range
+// do not overflow before they are divided by their sum. float16 needs none: its values are small for a float.
+template <class E> constexpr double UNIT = Same<E, f16>::value ? 1.0 : 1.0 / (1 << 24);
+template <class E, class Acc> __device__ __forceinline__ Acc weight_for(Acc x) {  // exp(x) * UNIT
+    if (Same<E, bf16>::value) return dev::exp2_fast(fmaf((float)x, 1.4426950408889634f, -24.f));
+    return exp_for<E>(x) * (Acc)UNIT<E>;
+}
 
 // Sum and maximum over the warp (every lane gets it), and over the four lanes of a quad that share a row.
 template <class Acc> __device__ __forceinline__ Acc warp_sum(Acc x) {

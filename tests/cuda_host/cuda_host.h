@@ -247,6 +247,7 @@ inline unsigned pack_bf16(float lo, float hi) { return float_to_bf16(lo) | (unsi
 inline float round_tf32(float x) {
     return std::isnan(x) || std::isinf(x) ? x : __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u);
 }
+template <class E> inline E load_in_order(const E* p) { return *p; }
 inline float exp2_fast(float x) { float y = exp2f(x); return y < 1.17549435e-38f ? 0.f : y; }
 
 inline void ldmatrix_model(unsigned (&r)[4], const void* row, bool transposed) {

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from npattn.kernels import _cuda
-from tests.cuda_host import host
+
+from . import host
 
 
 class _Device:

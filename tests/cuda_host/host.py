@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from pathlib import Path
 from npattn.kernels._cuda import Kernel, Launch, source_text
 
 HEADER = Path(__file__).with_name("cuda_host.h")
-FLAGS = ("-std=c++17", "-O1", "-mf16c", "-fPIC", "-shared", "-x", "c++", "-w", "-fno-strict-aliasing")
+FLAGS = ("-std=c++17", "-O1", "-mf16c", "-fPIC", "-w", "-fno-strict-aliasing")
 
 
 def why_not() -> str | None:
@@ -37,23 +38,44 @@ class LaunchError(RuntimeError):
     """The model stopped a launch: deadlock, misalignment, a write outside shared memory."""
 
 
-def library_file(text: str) -> Path:
-    """Compile a translation unit, or find it compiled (by content, in the temporary folder)."""
-    names = re.findall(r'extern "C" __global__ void (?:__launch_bounds__\([^()]*\) )?(\w+)\(', text)
-    text += "".join(f"\nNPATTN_HOST_EXPORT({name})" for name in dict.fromkeys(names)) + "\n"
-    digest = hashlib.sha256(HEADER.read_bytes() + repr(FLAGS).encode() + text.encode()).hexdigest()[:24]
+def _folder() -> Path:
+    """Compiled kernels, by content; kept between runs."""
     folder = Path(tempfile.gettempdir()) / f"npattn-cuda-host-{os.getuid()}"
     folder.mkdir(exist_ok=True)
-    library = folder / f"{digest}.so"
+    return folder
+
+
+def _compile(arguments: list[str], target: Path) -> None:
+    """Whole or not at all, whoever else is compiling the same."""
+    building = target.with_name(f"{target.name}.{os.getpid()}.{threading.get_ident()}")
+    result = subprocess.run(["g++", *FLAGS, *arguments, "-o", str(building)], capture_output=True, text=True)
+    if result.returncode:
+        raise RuntimeError(f"g++ failed: {' '.join(arguments)}\n{result.stderr[:6000]}")
+    os.replace(building, target)
+
+
+@cache
+def _header() -> Path:
+    """cuda_host.h, precompiled beside a copy of it."""
+    digest = hashlib.sha256(HEADER.read_bytes() + repr(FLAGS).encode()).hexdigest()[:16]
+    copy = _folder() / f"cuda_host_{digest}.h"
+    if not copy.with_name(copy.name + ".gch").exists():
+        copy.write_bytes(HEADER.read_bytes())
+        _compile(["-x", "c++-header", str(copy)], copy.with_name(copy.name + ".gch"))
+    return copy
+
+
+def library_file(text: str) -> Path:
+    """Compile a translation unit, or find it compiled."""
+    names = re.findall(r'extern "C" __global__ void (?:__launch_bounds__\([^()]*\) )?(\w+)\(', text)
+    text += "".join(f"\nNPATTN_HOST_EXPORT({name})" for name in dict.fromkeys(names)) + "\n"
+    header = _header()
+    digest = hashlib.sha256(header.name.encode() + text.encode()).hexdigest()[:24]
+    library = _folder() / f"{digest}.so"
     if not library.exists():
-        source = folder / f"{digest}.cu"
+        source = library.with_suffix(".cu")
         source.write_text(text)
-        building = folder / f"{digest}.{os.getpid()}.tmp"
-        command = ["g++", *FLAGS, "-include", str(HEADER), str(source), "-o", str(building)]
-        result = subprocess.run(command, capture_output=True, text=True)
-        if result.returncode:
-            raise RuntimeError(f"g++ failed on {source}\n{result.stderr[:6000]}")
-        os.replace(building, library)
+        _compile(["-shared", "-x", "c++", "-include", str(header), str(source)], library)
     return library
 
 
@@ -64,6 +86,7 @@ def _load(kernel: Kernel) -> ctypes.CDLL:
 
 def build_all(kernels: list[Kernel]) -> None:
     """Compile several specialisations, two at a time."""
+    _header()
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(_load, dict.fromkeys(kernels)))
 
@@ -82,6 +105,7 @@ def run_library(library: ctypes.CDLL, launch: Launch) -> None:
 
 def run(launches: list[Launch]) -> None:
     """Run launches in order, to their end."""
+    build_all([launch.kernel for launch in launches if launch.grid > 0])
     for launch in launches:
         if launch.grid > 0:
             run_library(_load(launch.kernel), launch)

@@ -76,6 +76,8 @@ using Acc = AccOf<T>::type;
 
 constexpr int WARPS = 4, THREADS = 32 * WARPS, HEADS_A_WARP = 32 / LANES;
 
+__device__ __forceinline__ Acc exp_of(Acc x) { return exp_for<T>(x); }
+__device__ __forceinline__ Acc unit() { return (Acc)UNIT<T>; }
 __device__ __forceinline__ Acc minus_infinity() { return (Acc)__uint_as_float(0xff800000u); }
 __device__ __forceinline__ Acc leaky(const Params& p, Acc x) { return x > Acc(0) ? x : x * (Acc)p.negative_slope; }
 __device__ __forceinline__ Acc slope_of(const Params& p, Acc x) { return x > Acc(0) ? Acc(1) : (Acc)p.negative_slope; }

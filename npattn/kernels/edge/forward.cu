@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) edge_forward(const __gr
         for (int c = 0; c < PER_LANE_V; ++c) acc[c] *= shrink;
 #pragma unroll
         for (int n = 0; n < BATCH; ++n) {
-            Acc w = exp_of(x[n] - pivot);
+            const Acc w = weight_for<T>(x[n] - pivot);
             l += w;
             if (x[n] == minus_infinity() || !keeps(p, edge[n], at.head)) continue;  // 0 * NaN is NaN
 #pragma unroll
@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) edge_forward(const __gr
     const i64 row = (i64)(whole ? node : part) * p.heads + at.head;
     if (at.first_v == 0) {
         ((Acc*)(whole ? p.m : p.part_m))[row] = !whole || l != Acc(0) ? m : Acc(0);
-        ((Acc*)(whole ? p.l : p.part_l))[row] = l;
+        ((Acc*)(whole ? p.l : p.part_l))[row] = whole ? l / unit() : l;
     }
     const Acc norm = !whole ? Acc(1) : l > Acc(0) ? (Acc)p.keep_scale / l : l;
 #pragma unroll
@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) edge_merge(const __grid
             if (at.first_v + c < p.head_dim_v && w > Acc(0)) acc[c] += w * ((const Acc*)p.part_out)[row * p.head_dim_v + at.first_v + c];
     }
     const i64 row = (i64)p.hub_node[at.warp] * p.heads + at.head;
-    if (at.first_v == 0) ((Acc*)p.m)[row] = l != Acc(0) ? m : Acc(0), ((Acc*)p.l)[row] = l;
+    if (at.first_v == 0) ((Acc*)p.m)[row] = l != Acc(0) ? m : Acc(0), ((Acc*)p.l)[row] = l / unit();
     const Acc norm = l > Acc(0) ? (Acc)p.keep_scale / l : l;
 #pragma unroll
     for (int c = 0; c < PER_LANE_V; ++c)

@@ -100,9 +100,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_dbias(const _
         const int r = n / out_cols, c = n % out_cols;
         const int i = sums_rows ? 0 : own_row * BLOCK + r, j = sums_cols ? 0 : own_col * STEP + c;
         if (i >= p.bias_rows || j >= p.bias_cols) continue;
-        Acc total = 0;
+        double total = 0;
         for (int rr = r; rr < (sums_rows ? BLOCK : r + 1); ++rr)
             for (int cc = c; cc < (sums_cols ? STEP : c + 1); ++cc) total += sums[rr * STEP + cc];
-        ((Acc*)p.dbias)[(((i64)own_batch * p.bias_heads + own_head) * p.bias_rows + i) * p.bias_cols + j] = total;
+        ((Acc*)p.dbias)[(((i64)own_batch * p.bias_heads + own_head) * p.bias_rows + i) * p.bias_cols + j] = (Acc)total;
     }
 }

@@ -149,8 +149,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward_cols
             find_bad_rows(sq, STEP, p.head_dim, [&](int r) { return query_row(h, step.start + r); });
             find_bad_rows(sdo, STEP, p.head_dim_v, [&](int r) { return dout_row(h, step.start + r); });
             __syncthreads();  // the rows are marked
-            poison(dv, dp, sdo);
-            poison(dk, s, sq);
+            add_bad_rows(dv, dp, sdo, col0, p.head_dim_v, [&](int r) { return dout_row(h, step.start + r); });
+            add_bad_rows(dk, s, sq, col0, p.head_dim, [&](int r) { return query_row(h, step.start + r); });
         }
         if (CHUNKS == 1 || col0 < HEAD_DIM_V) multiply_into(dv, dp, sdo, col0);
         if (CHUNKS == 1 || col0 < HEAD_DIM) multiply_into(dk, s, sq, col0);

@@ -29,10 +29,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_delta(const _
 // dsinks[h] = -sum over batch and queries of exp(sink - m) / l * delta: one block a head, always in the same order.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_dsinks(const __grid_constant__ Params p) {
     DYNAMIC_SHARED(shared);
-    Acc* const sums = (Acc*)shared;  // (THREADS,)
+    double* const sums = (double*)shared;  // (THREADS,)
     const int h = blockIdx.x;
     const Acc sink = ((const Acc*)p.sinks)[h];
-    Acc sum = 0;
+    double sum = 0;
     for (i64 n = threadIdx.x; n < (i64)p.batch * p.len_q; n += THREADS) {
         const QueryStats row = query_stats(p, flat_row(p, (int)(n / p.len_q), h, (int)(n % p.len_q)));
         const Acc weight = exp_of(sink - row.m) * row.inverse_l;
@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_dsinks(const 
     __syncthreads();  // all partial sums are there
     if (threadIdx.x != 0) return;
     for (int n = 1; n < THREADS; ++n) sum += sums[n];
-    ((Acc*)p.dsinks)[h] = sum;
+    ((Acc*)p.dsinks)[h] = (Acc)sum;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward_rows(const __grid_constant__ Params p) {
@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward_rows
         if (any_unclean) {
             find_bad_rows(sk, STEP, p.head_dim, [&](int r) { return key_row(step.start + r); });
             __syncthreads();  // the rows are marked
-            poison(dq, s, sk);
+            add_bad_rows(dq, s, sk, col0, p.head_dim, [&](int r) { return key_row(step.start + r); });
         }
         multiply_into(dq, s, sk, col0);
 

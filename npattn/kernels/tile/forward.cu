@@ -24,7 +24,7 @@ struct Rows {        // the rows of one thread: row r of 2 * FRAGS is number fir
     __device__ __forceinline__ bool is_real(int r) const { return first + r / 2 * 16 + r % 2 * 8 < count; }
 };
 
-// s: dot products in, unnormalised weights out (before dropout they are added to l; after it they go on to V).
+// s: dot products in, unnormalised weights (times unit()) out (before dropout they are added to l; after it they go on to V).
 // GUARDED: the step may hold masked pairs.
 template <bool GUARDED>
 __device__ __forceinline__ void online_softmax(const Params& p, const Step& step, const Rows& rows,
@@ -82,7 +82,7 @@ __device__ __forceinline__ void online_softmax(const Params& p, const Step& step
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 Acc& x = s[f][n][e0 + e];
-                x = exp_of(x - pivot);
+                x = weight_for<T>(x - pivot);
                 l[r] += x;
                 if (HAS_DROPOUT && !kept(drop, step.start + n * 8 + 2 * t + e, p.drop_threshold)) x = 0;
             }
@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const
     for (int r = 0; r < 2 * FRAGS; ++r) {
         // A sink is a key without a value that everybody has already seen (attention_merge adds it to parts).
         m[r] = p.sinks != nullptr && !DECODE ? ((const Acc*)p.sinks)[first_head] : minus_infinity();
-        l[r] = m[r] > minus_infinity() && (lane & 3) == 0 ? Acc(1) : Acc(0);
+        l[r] = m[r] > minus_infinity() && (lane & 3) == 0 ? unit() : Acc(0);
 #pragma unroll
         for (int n = 0; n < OUT_COLS / 8; ++n) acc[r / 2][n][r % 2 * 2] = 0, acc[r / 2][n][r % 2 * 2 + 1] = 0;
     }
@@ -166,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const
         if (any_unclean) {
             find_bad_rows(sv, STEP, p.head_dim_v - col0, [&](int r) { return key_row(p.v, p.v_stride, col0, step.start + r); });
             __syncthreads();  // the rows are marked
-            poison(acc, s, sv);
+            add_bad_rows(acc, s, sv, 0, p.head_dim_v - col0, [&](int r) { return key_row(p.v, p.v_stride, col0, step.start + r); });
         }
         multiply_into(acc, s, sv, 0);
         if (STAGES == 1) {
@@ -187,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const
         if ((lane & 3) == 0 && col0 == 0) {
             const i64 at = DECODE ? part * p.part_rows + flat : flat;
             ((Acc*)(DECODE ? p.part_m : p.m))[at] = DECODE || sum != Acc(0) ? m[r] : Acc(0);
-            ((Acc*)(DECODE ? p.part_l : p.l))[at] = sum;
+            ((Acc*)(DECODE ? p.part_l : p.l))[at] = DECODE ? sum : sum / unit();
         }
 #pragma unroll
         for (int n = 0; n < OUT_COLS / 8; ++n)

@@ -13,9 +13,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_merge(const _
     Acc m = sink;
     for (int s = 0; s < p.num_splits; ++s) m = larger(m, part_m[s * p.part_rows]);
     const Acc pivot = m == minus_infinity() ? Acc(0) : m;
-    Acc l = exp_of(sink - pivot);
+    Acc l = weight_for<T>(sink - pivot);
     for (int s = 0; s < p.num_splits; ++s) l += part_l[s * p.part_rows] * exp_of(part_m[s * p.part_rows] - pivot);
-    if (lane == 0) ((Acc*)p.m)[row] = l != Acc(0) ? m : Acc(0), ((Acc*)p.l)[row] = l;
+    if (lane == 0) ((Acc*)p.m)[row] = l != Acc(0) ? m : Acc(0), ((Acc*)p.l)[row] = l / unit();
     const Acc norm = l > Acc(0) ? (Acc)p.keep_scale / l : l;
     for (int d = lane; d < p.head_dim_v; d += 32) {
         Acc y = 0;

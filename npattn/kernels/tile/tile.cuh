@@ -257,13 +257,18 @@ template <class F> struct MmaWide {  // float and double: eight of the shared ax
     template <int N> static __device__ __forceinline__ void from_c(A& a, const F (&c)[N][4], int k) {
         a.x[0] = c[k][0], a.x[1] = c[k][2], a.x[2] = c[k][1], a.x[3] = c[k][3];
     }
-    // float as three tf32 products of high and low parts: the error is that of float32
+    // x = hi + lo up to 2^-23. The end of the range must not round to inf; inf and NaN go to lo.
+    static __device__ __forceinline__ void halve(float x, float& hi, float& lo) {
+        const float top = __uint_as_float(0x7f7fe000u);
+        hi = dev::round_tf32(fminf(fmaxf(x, -top), top)), lo = dev::round_tf32(x - hi);
+    }
+    // float as three tf32 products of high and low parts: 22 of float32's 24 bits
     static __device__ __forceinline__ void mma(float (&c)[4], const A& a, const B& b) {
         float a_hi[4], a_lo[4], b_hi[2], b_lo[2];
 #pragma unroll
-        for (int r = 0; r < 4; ++r) a_hi[r] = dev::round_tf32(a.x[r]), a_lo[r] = dev::round_tf32(a.x[r] - a_hi[r]);
+        for (int r = 0; r < 4; ++r) halve(a.x[r], a_hi[r], a_lo[r]);
 #pragma unroll
-        for (int r = 0; r < 2; ++r) b_hi[r] = dev::round_tf32(b.x[r]), b_lo[r] = dev::round_tf32(b.x[r] - b_hi[r]);
+        for (int r = 0; r < 2; ++r) halve(b.x[r], b_hi[r], b_lo[r]);
         dev::mma_tf32(c, a_lo, b_hi), dev::mma_tf32(c, a_hi, b_lo), dev::mma_tf32(c, a_hi, b_hi);
     }
     static __device__ __forceinline__ void mma(double (&c)[4], const A& a, const B& b) {
@@ -280,6 +285,8 @@ template <> struct Mma<double> : MmaWide<double> {};
 using M = Mma<T>;
 using Acc = typename M::Acc;
 
+__device__ __forceinline__ Acc exp_of(Acc x) { return exp_for<T>(x); }
+__device__ __forceinline__ Acc unit() { return (Acc)UNIT<T>; }
 __device__ __forceinline__ Acc minus_infinity() { return (Acc)__uint_as_float(0xff800000u); }
 __device__ __forceinline__ Acc not_a_number() { return (Acc)__uint_as_float(0x7fffffffu); }
 
@@ -339,8 +346,8 @@ __device__ __forceinline__ void multiply_into(Acc (&acc)[FRAGS][N][4], const Acc
 //
 // A masked pair must contribute nothing, and 0 * NaN is NaN. So where a step may hold masked pairs, inf and NaN are
 // taken out of the tile whose rows are summed (clean_tile). Nearly always there are none, and the test is the only
-// cost. If there were some, the rows that held them are found again (find_bad_rows), and a sum that gave one of them
-// a weight other than zero becomes NaN in all its columns (poison).
+// cost. If there were some, the rows that held them are found again in memory (find_bad_rows), and what was taken out
+// is added for the weights that are not zero (add_bad_rows).
 
 template <class E> __device__ __forceinline__ bool all_finite(const Bytes16& chunk) {
     bool finite = true;
@@ -390,20 +397,34 @@ __device__ __forceinline__ void find_bad_rows(Tile<T, COLS> tile, int rows, int 
     }
 }
 
-// acc = NaN in the rows with a weight other than zero for a bad row of the tile.
-template <int N, int COLS>
-__device__ __forceinline__ void poison(Acc (&acc)[FRAGS][N][4], const Acc (&p)[FRAGS][STEP / 8][4], Tile<T, COLS> tile) {
+// acc += p times the inf and NaN of the bad rows, columns from first_col on; row_pointer(r) is row r in memory.
+template <int N, int COLS, class RowPointer>
+__device__ __forceinline__ void add_bad_rows(Acc (&acc)[FRAGS][N][4], const Acc (&p)[FRAGS][STEP / 8][4], Tile<T, COLS> tile,
+                                             int first_col, int cols, RowPointer row_pointer) {
+    const int lane = threadIdx.x & 31;
+#pragma unroll 1
+    for (int j = 0; j < STEP; ++j) {
+        if (!*bad_row(tile, j)) continue;
+        const T* const row = row_pointer(j) + first_col + (lane & 3) * 2;
 #pragma unroll
-    for (int r = 0; r < 2 * FRAGS; ++r) {
-        Acc met = 0;
+        for (int r = 0; r < 2 * FRAGS; ++r) {
+            Acc w = 0;  // this row's weight of j, from the lane of the quad that has it
 #pragma unroll
-        for (int n = 0; n < STEP / 8; ++n)
+            for (int n = 0; n < STEP / 8; ++n) {  // both by value: choosing between addresses would put p in memory
+                const Acc even = p[r / 2][n][r % 2 * 2], odd = p[r / 2][n][r % 2 * 2 + 1];
+                w = n != j / 8 ? w : j & 1 ? odd : even;
+            }
+            w = __shfl_sync(WARP_ALL, w, (lane & ~3) | (j & 7) >> 1);
+            if (w == Acc(0)) continue;
 #pragma unroll
-            for (int e = 0; e < 2; ++e)
-                if (p[r / 2][n][r % 2 * 2 + e] != Acc(0) && *bad_row(tile, n * 8 + (threadIdx.x & 3) * 2 + e)) met = 1;
-        if (quad_sum(met) == Acc(0)) continue;
+            for (int n = 0; n < N; ++n)
 #pragma unroll
-        for (int n = 0; n < N; ++n) acc[r / 2][n][r % 2 * 2] = acc[r / 2][n][r % 2 * 2 + 1] = not_a_number();
+                for (int e = 0; e < 2; ++e) {
+                    if (first_col + n * 8 + (lane & 3) * 2 + e >= cols) continue;
+                    const Acc x = to_acc(dev::load_in_order(row + n * 8 + e));
+                    if (!is_finite(x)) acc[r / 2][n][r % 2 * 2 + e] += w * x;
+                }
+        }
     }
 }
 
