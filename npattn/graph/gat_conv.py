@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from npattn._typing import Array, Grads, Pullback
+from npattn.functional.dropout import fold_seed, keep_mask
 from npattn.functional.graph_attention import EdgeCall
 from npattn.graph._inputs import (
     apply,
@@ -49,6 +50,9 @@ class GATConv(Layer):
     negative_slope : float, default 0.2
     dropout_p : float, default 0.0
         Dropout of the attention weights, active only in calls with ``seed=``.
+    message_dropout_p : float, default 0.0
+        Dropout of the features h[u] where they are summed, not where they are scored; also only with ``seed=``.
+        The original implementation has it, PyTorch Geometric has not.
     self_loops : bool, default True
         Walk ``adjacency.with_self_loops()``.
     edge_dim : int, optional
@@ -107,6 +111,7 @@ class GATConv(Layer):
     dropout_p: float
     self_loops: bool
     edge_dim: int | None
+    message_dropout_p: float
 
     def __init__(
         self,
@@ -121,6 +126,7 @@ class GATConv(Layer):
         edge_dim: int | None = None,
         bias: bool = True,
         residual: bool = False,
+        message_dropout_p: float = 0.0,
         rng: np.random.Generator,
         dtype: Any = np.float32,
     ) -> None:
@@ -142,6 +148,7 @@ class GATConv(Layer):
         self.dropout_p = dropout_p
         self.self_loops = self_loops
         self.edge_dim = edge_dim
+        self.message_dropout_p = message_dropout_p
 
     def __call__(
         self, x: Any, adjacency: Adjacency, edge_features: Array | None = None, *, seed: int | None = None
@@ -211,12 +218,13 @@ class GATConv(Layer):
             adjacency, edge_features, self.edge_dim, self_loops=self.self_loops, dtype=rows_source.dtype
         )
         edge_map = self._edge_map()
+        keep = self._message_factors(h_source, seed)
         call = EdgeCall(
             "additive",
             walked,
             np.einsum("nhd,hd->nh", h_target, self.att_dst[0])[:, :, None],
             np.einsum("nhd,hd->nh", h_source, self.att_src[0])[:, :, None],
-            h_source,
+            h_source if keep is None else h_source * keep,
             edge_bias=None if features is None else features @ edge_map,
             negative_slope=self.negative_slope,
             **dropout_options(self.dropout_p, seed),
@@ -224,7 +232,8 @@ class GATConv(Layer):
 
         def pullback(grads_of_call: Any) -> tuple[Any, Array | None, Grads]:
             dscore_target, dscore_source = grads_of_call.q, grads_of_call.k  # (nodes, heads, 1)
-            dh_source = grads_of_call.v + dscore_source * self.att_src
+            dmessage = grads_of_call.v if keep is None else grads_of_call.v * keep
+            dh_source = dmessage + dscore_source * self.att_src
             dh_target = dscore_target * self.att_dst
             dx, lin_grads = pull_lin(merge_heads(dh_source), merge_heads(dh_target))
             grads = join(("lin", lin_grads))
@@ -243,6 +252,14 @@ class GATConv(Layer):
             return dx, dedge_features, grads
 
         return call, pullback
+
+    def _message_factors(self, h: Array, seed: int | None) -> Array | None:
+        """Dropout's factors of the summed features, 0 or 1 / (1 - p)."""
+        p = self.message_dropout_p
+        if seed is None or p == 0:
+            return None
+        keep: Array = keep_mask(fold_seed(seed, 0), h.shape, p).astype(h.dtype)
+        return keep / h.dtype.type(1 - p) if p < 1 else keep
 
     def _edge_map(self) -> Any:
         """(edge_dim, heads): edge features to scores in one step, without num_edges × heads × out_dim."""

@@ -64,6 +64,7 @@ OPTIONS = {
     "residual": ([GATConv, GATv2Conv], {"residual": True}),
     "residual_mean": ([GATConv, GATv2Conv], {"residual": True, "concat": False, "bias": False}),
     "no_loops": ([GATConv, GATv2Conv], {"self_loops": False, "edge_dim": 3}),
+    "messages": ([GATConv], {"message_dropout_p": 0.4, "dropout_p": 0.3}),
     "slope": ([GATConv, GATv2Conv], {"negative_slope": 0.7}),
     "shared": ([GATv2Conv], {"share_weights": True, "edge_dim": 3}),
     "beta": ([TransformerConv], {"beta": True}),
@@ -320,10 +321,10 @@ def test_sparse_features_give_the_dense_numbers_and_no_gradient(layer):
 
 def test_signatures_are_the_contracts():
     names = {
-        GATConv: "in_dim out_dim heads concat negative_slope dropout_p self_loops edge_dim bias residual rng dtype",
+        GATConv: "in_dim out_dim heads concat negative_slope dropout_p self_loops edge_dim bias residual message_dropout_p rng dtype",
         TransformerConv: "in_dim out_dim heads concat beta dropout_p edge_dim bias root_weight rng dtype",
     }
-    names[GATv2Conv] = names[GATConv].replace("residual", "residual share_weights")
+    names[GATv2Conv] = names[GATConv].replace("message_dropout_p", "share_weights")
     for layer, expected in names.items():
         parameters = list(inspect.signature(layer.__init__).parameters.values())[1:]
         assert [p.name for p in parameters] == expected.split()
