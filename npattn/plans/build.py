@@ -126,9 +126,12 @@ def build_tile_plan(mask: Mask, extent: Extent, tile_q: int, tile_k: int) -> Til
     if type(mask) is Full and extent.len_q and extent.len_k:
         return _full(extent, tile_q, tile_k)
     intervals = mask.intervals(extent)
-    if intervals is not None:
-        return _from_intervals(*intervals, extent, tile_q, tile_k)
-    return _from_tiles(mask, extent, tile_q, tile_k)
+    if intervals is None:
+        return _from_tiles(mask, extent, tile_q, tile_k)
+    lo, hi = intervals
+    if lo.size and extent.len_k and not lo.any() and hi.min() == extent.len_k:
+        return _full(extent, tile_q, tile_k)
+    return _from_intervals(lo, hi, extent, tile_q, tile_k)
 
 
 def _full(extent: Extent, tile_q: int, tile_k: int) -> TilePlan:
@@ -149,22 +152,13 @@ def _from_intervals(lo: Array, hi: Array, extent: Extent, tile_q: int, tile_k: i
     list_of, (lo, hi) = _distinct_lists(lo, hi)
     lists = len(lo)
     rows, cols = -(-extent.len_q // tile_q), -(-extent.len_k // tile_k)
-    line, first, stop, kind = [], [], [], []
-    for n in range(lists):
-        seg_row, seg_lo, seg_hi, full_first, full_stop = _row_segments(
-            lo[n], hi[n], extent.len_k, tile_q, tile_k
-        )
-        # Three spans a segment: before, inside and behind the full tiles; many of them empty.
-        begin, end = seg_lo // tile_k, -(-seg_hi // tile_k)
-        cuts = np.stack([begin, full_first, full_stop, end], axis=1)
-        kept = cuts[:, :-1] < cuts[:, 1:]
-        line.append(np.repeat(seg_row + n * rows, 3).reshape(-1, 3)[kept])
-        first.append(cuts[:, :-1][kept])
-        stop.append(cuts[:, 1:][kept])
-        kind.append(np.broadcast_to(np.array([INTERVAL, FULL, INTERVAL]), kept.shape)[kept])
-    kinds = np.concatenate(kind)
-    no_bits = np.full(len(kinds), -1)
-    by_row: Spans = (np.concatenate(line), np.concatenate(first), np.concatenate(stop), kinds, no_bits)
+    row, seg_lo, seg_hi, full_first, full_stop = _row_segments(lo, hi, extent.len_k, tile_q, tile_k)
+    # Three spans a segment: before, inside and behind the full tiles; many of them empty.
+    cuts = np.stack([seg_lo // tile_k, full_first, full_stop, -(-seg_hi // tile_k)], axis=1)
+    kept = cuts[:, :-1] < cuts[:, 1:]
+    line = np.repeat(row, 3).reshape(-1, 3)[kept]
+    kinds = np.broadcast_to(np.array([INTERVAL, FULL, INTERVAL]), kept.shape)[kept]
+    by_row: Spans = (line, cuts[:, :-1][kept], cuts[:, 1:][kept], kinds, np.full(len(kinds), -1))
     if not (kinds == INTERVAL).any():
         lo = hi = np.zeros((lists, 0), np.int32)
     bits = np.zeros((0, tile_q, tile_k // 32), np.int32)
@@ -176,21 +170,28 @@ def _from_intervals(lo: Array, hi: Array, extent: Extent, tile_q: int, tile_k: i
 def _row_segments(
     lo: Array, hi: Array, len_k: int, tile_q: int, tile_k: int
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """Per row of tiles the stretches of keys that its queries see, as (row, lo, hi, full tiles' first, stop).
+    """The stretches of keys that each row of tiles sees, as (row, lo, hi, full tiles' first, stop).
 
-    Stretches whose tiles are neighbours are one; full_first == full_stop == the end where no tile is full.
+    lo, hi are (lists, len_q); rows are numbered through all lists. Stretches whose tiles are neighbours are
+    one; full_first == full_stop == the end where no tile is full.
     """
-    len_q = len(lo)
+    lists, len_q = lo.shape
     rows = -(-len_q // tile_q)
-    spare = rows * tile_q - len_q
-    seen = np.append(lo < hi, np.zeros(spare, bool)).reshape(rows, tile_q)
-    lo = np.append(lo, np.zeros(spare, lo.dtype)).reshape(rows, tile_q)
-    hi = np.append(hi, np.zeros(spare, hi.dtype)).reshape(rows, tile_q)
+
+    def by_tile(x: Array) -> Array:
+        """(lists, len_q) -> (lists * rows, tile_q), zeros behind the end."""
+        if rows * tile_q != len_q:
+            padded = np.zeros((lists, rows * tile_q), x.dtype)
+            padded[:, :len_q] = x
+            x = padded
+        return x.reshape(lists * rows, tile_q)
+
+    seen, lo, hi = by_tile(lo < hi), by_tile(lo), by_tile(hi)
     nothing = np.iinfo(lo.dtype).max
     lo_or_far = np.where(seen, lo, nothing)
 
     # Full tiles are the ones every existing query of the row sees whole.
-    real = np.minimum(tile_q, len_q - np.arange(rows) * tile_q)
+    real = np.tile(np.minimum(tile_q, len_q - np.arange(rows) * tile_q), lists)
     all_seen = seen.sum(axis=1) == real
     lo_max = np.where(seen, lo, 0).max(axis=1, initial=0)
     hi_min = np.where(seen, hi, nothing).min(axis=1, initial=nothing)
