@@ -100,7 +100,7 @@ class Dropout(Layer):
     >>> import numpy as np
     >>> from npattn import nn
     >>> nn.Dropout(0.5)(np.ones(6), seed=3)
-    array([2., 2., 0., 2., 2., 0.])
+    array([0., 0., 2., 0., 0., 0.])
     """
 
     p: float
