@@ -66,6 +66,8 @@ def statistics(
                 for r in range(plan.row_ptr.shape[1] - 1):
                     rows = slice(r * plan.tile_q, min((r + 1) * plan.tile_q, problem.len_q))
                     j, visible = _visible_keys(plan, n, r, rows)
+                    if not isinstance(j, slice):
+                        j = xp.asarray(j)
                     q_tile = q[b, h, rows].astype(acc, copy=False) * acc.type(before)
                     s = q_tile @ keys[j].T * acc.type(after)
                     if problem.softcap > 0:
@@ -98,7 +100,7 @@ def _read_strip(
     result.l[at] = l[:, 0]
     if s.shape[1] == 0:
         return
-    keys = xp.arange(j.start, j.stop) if isinstance(j, slice) else xp.asarray(j)
+    keys = xp.arange(j.start, j.stop) if isinstance(j, slice) else j
     p = e / xp.where(l == 0, 1, l)
     # -log p = log l + pivot - s
     result.entropy[at] = xp.where(p > 0, p * (xp.log(l) + pivot - s), 0).sum(axis=1)
