@@ -35,6 +35,7 @@ def options():
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--min-lr", type=float, default=1e-4)
     parser.add_argument("--warmup", type=int, default=100)
+    parser.add_argument("--position", choices=["learned", "rotary", "alibi", "sinusoidal"], default="learned")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--eval-every", type=int, default=500, help="steps between validations and samples")
@@ -74,7 +75,10 @@ class Run:
         self.facts = {
             "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
             **{name: getattr(args, name) for name in ("layers", "heads", "dim", "context", "batch", "seed")},
-            **{name: getattr(args, name) for name in ("steps", "lr", "min_lr", "warmup", "dropout")},
+            **{
+                name: getattr(args, name)
+                for name in ("position", "steps", "lr", "min_lr", "warmup", "dropout")
+            },
         }
         self.model = nn.TransformerDecoder(
             len(self.characters),
@@ -83,6 +87,7 @@ class Run:
             args.layers,
             4 * args.dim,
             args.context,
+            position=args.position,
             bias=False,
             dropout_p=args.dropout,
             rng=np.random.default_rng(args.seed),

@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "cache": ("functional", "masks", *CORE),
     "io": CORE,
     "models": ("nn", "cache", "io", "functional", "masks", *CORE),
-    "optim": CORE,
+    "optim": ("kernels.pointwise", *CORE),
     "graph": ("nn", "functional", "plans", "masks", *CORE),
     "analysis": ("functional", "masks", *CORE),
     "plots": ("analysis", "masks", "plans", *CORE),
@@ -55,8 +55,8 @@ TOP = ("", "__main__", "_cli", "testing")
 
 #: third-party package -> modules (or packages) that may import it; "*" stands for one name
 HOMES = {
-    "numba": ("kernels._jit", "kernels._simd", "kernels.*.numba_cpu", "_cli"),
-    "llvmlite": ("kernels._jit", "kernels._simd", "kernels.*.numba_cpu", "_cli"),
+    "numba": ("kernels._jit", "kernels._parts", "kernels._simd", "kernels.*.numba_cpu", "_cli"),
+    "llvmlite": ("kernels._jit", "kernels._parts", "kernels._simd", "kernels.*.numba_cpu", "_cli"),
     "cupy": ("kernels._cuda", "kernels.*.cupy_cuda", "_cli"),
     "cupy_backends": ("kernels._cuda",),
     # plots._graphs: spring_layout, when no positions are given

@@ -4,8 +4,8 @@ import math
 from collections.abc import Collection, Mapping
 from typing import ClassVar
 
-from npattn._arrays import array_module
 from npattn._typing import Array
+from npattn.kernels.pointwise import implementation
 from npattn.optim.optimizer import Optimizer, in_unit, not_negative
 
 
@@ -65,23 +65,12 @@ class Adam(Optimizer):
     def _update(self, lr: float, name: str, parameter: Array, grad: Array, *kept: Array) -> None:
         if self.weight_decay:
             grad = grad + self.weight_decay * parameter
-        self._adam(parameter, grad, *kept)
+        self._adam(parameter, grad, kept, 1.0)
 
-    def _adam(self, parameter: Array, grad: Array, m: Array, v: Array) -> None:
-        beta_1, beta_2 = self.betas
-        xp = array_module(parameter)
-        m *= beta_1
-        m += (1.0 - beta_1) * grad
-        scratch = grad * grad
-        scratch *= 1.0 - beta_2
-        v *= beta_2
-        v += scratch
-        scratch = xp.sqrt(v)
-        scratch *= self._root
-        scratch += self.eps
-        xp.divide(m, scratch, out=scratch)
-        scratch *= self._step_size
-        parameter -= scratch
+    def _adam(self, parameter: Array, grad: Array, kept: tuple[Array, ...], shrink: float) -> None:
+        m, v = kept
+        step = implementation(parameter, grad, m, v).adam
+        step(parameter, grad, m, v, self.betas, self._step_size, self._root, self.eps, shrink)
 
 
 class AdamW(Adam):
@@ -136,9 +125,8 @@ class AdamW(Adam):
         self.decay = frozenset(decay)
 
     def _update(self, lr: float, name: str, parameter: Array, grad: Array, *kept: Array) -> None:
-        if name in self.decay and self.weight_decay:
-            parameter *= 1.0 - lr * self.weight_decay
-        self._adam(parameter, grad, *kept)
+        shrink = 1.0 - lr * self.weight_decay if name in self.decay else 1.0
+        self._adam(parameter, grad, kept, shrink)
 
 
 __all__ = ["Adam", "AdamW"]

@@ -1,15 +1,12 @@
 """What the optimisers share: checked steps, and a state that can be saved and restored bit for bit."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
 from npattn._arrays import accumulation_dtype, array_module
 from npattn._typing import Array, Grads, Params
-
-#: Arrays are updated in pieces of this many elements, so that a piece and its scratch stay in the cache.
-PIECE = 1 << 14
 
 
 class Optimizer:
@@ -58,8 +55,7 @@ class Optimizer:
         self._begin(rate)
         for name, parameter in self.parameters.items():
             kept = [self._slots[slot][name] for slot in self.slots]
-            for piece in _pieces(parameter, grads[name], *kept):
-                self._update(rate, name, *piece)
+            self._update(rate, name, parameter, grads[name], *kept)
 
     def state(self) -> dict[str, Array]:
         """Everything a resumed run needs, as a flat dict of copies: "steps" and "<slot>.<parameter>"."""
@@ -90,7 +86,7 @@ class Optimizer:
         """What one step computes once."""
 
     def _update(self, lr: float, name: str, parameter: Array, grad: Array, *kept: Array) -> None:
-        """Update one piece in place."""
+        """Update one parameter and what is kept for it, in place."""
         raise NotImplementedError
 
 
@@ -123,16 +119,6 @@ def in_unit(name: str, value: float) -> float:
     if not 0.0 <= value < 1.0:
         raise ValueError(f"{name} must be in [0, 1), got {value}")
     return float(value)
-
-
-def _pieces(*arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """The arrays, cut alike; whole where one of them is not contiguous or small anyway."""
-    if arrays[0].size <= PIECE or not all(array.flags.c_contiguous for array in arrays):
-        yield arrays
-        return
-    flat = [array.reshape(-1) for array in arrays]
-    for start in range(0, flat[0].size, PIECE):
-        yield tuple(array[start : start + PIECE] for array in flat)
 
 
 __all__ = ["Optimizer", "check_same", "in_unit", "not_negative"]

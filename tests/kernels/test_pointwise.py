@@ -148,6 +148,27 @@ def test_scratch_is_never_read(rng, poisoned_empty):
         assert_close(name, args)
 
 
+@needs_numba
+@pytest.mark.parametrize("size", [3, 4099, 200003])
+def test_adam_agrees_with_float64_arrays_for_any_number_of_threads(rng, size):
+    start = [rng.standard_normal(size).astype(np.float32) for _ in range(4)]
+    start[3] = np.abs(start[3])
+    settings = ((0.9, 0.99), 0.01, 3.0, 1e-8, 0.98)
+    exact = [a.astype(np.float64) for a in start]
+    arrays.adam(*exact, *settings)
+    before, results = npattn.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            npattn.set_num_threads(threads)
+            results.append([a.copy() for a in start])
+            numba_cpu.adam(*results[-1], *settings)
+    finally:
+        npattn.set_num_threads(before)
+    for one, two, expected in zip(*results, exact, strict=True):
+        assert np.array_equal(one, two)
+        np.testing.assert_allclose(one, expected, rtol=2e-6, atol=2e-7)
+
+
 def test_who_serves_what():
     big = np.zeros(pointwise.SMALL, np.float32)
     assert pointwise.implementation(big) is (numba_cpu or arrays)

@@ -49,7 +49,7 @@ def test_pieces_do_not_show(rng, make, monkeypatch):
     q = {name: a.copy() for name, a in p.items()}
     g = gradients(p, rng)
     make(p).step(g)
-    monkeypatch.setattr("npattn.optim.optimizer.PIECE", 1 << 40)
+    monkeypatch.setattr("npattn.kernels.pointwise.arrays.PIECE", 1 << 40)
     make(q).step(g)
     assert all(np.array_equal(p[name], q[name]) for name in p)
 
@@ -78,6 +78,12 @@ def test_strided_parameters_and_halves_are_updated(rng, make):
     assert (base != before).all()
     assert p["h"].dtype == np.float16
     assert (p["h"] < 1).all()
+
+
+def test_large_gradients_of_halves_do_not_overflow():
+    p = {"h": np.ones(4, np.float16)}
+    optim.Adam(p, 0.25).step({"h": np.full(4, 3e4, np.float16)})
+    np.testing.assert_allclose(p["h"], 0.75)
 
 
 def test_state_is_a_copy(rng):

@@ -1,4 +1,4 @@
-"""Row-wise and element-wise work beside the matmuls: GELU, SiLU, layer norm, RMS norm, cross-entropy.
+"""Row-wise and element-wise work beside the matmuls: activations, norms, cross-entropy, Adam's step.
 
 Two modules with the same functions and parameter names (a parity test holds them equal)::
 
@@ -9,7 +9,8 @@ Why a kernel at all: written as array code, GELU is eight passes over memory and
 new temporary. In a small transformer's training step that costs as much as all its matmuls.
 
 Contract of both modules. ``x`` and ``dy`` are C-contiguous: 1-D for the activations, 2-D (rows, features) for
-the norms and the loss. Nothing given is written to; every result is a new array. Sums are kept in the
+the norms and the loss. Nothing given is written to, every result is a new array; only ``adam`` updates its
+arrays in place. Sums are kept in the
 accumulation dtype. A row is summed in an order of its own, so results do not depend on the number of rows.
 """
 

@@ -17,6 +17,9 @@ CUBIC: Final = 0.044715
 #: Rows of the loss are worked on in blocks of about this many elements, so that temporaries stay in cache.
 BLOCK: Final = 1 << 16
 
+#: Adam's arrays are updated in pieces of this many elements.
+PIECE: Final = 1 << 14
+
 
 def gelu(x: Array, tanh: bool) -> Array:
     """``y = x Φ(x)``, or its tanh approximation ``x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2``."""
@@ -208,6 +211,65 @@ def cross_entropy_backward(
         block[ignored] = 0.0
         dlogits[part] = block
     return dlogits
+
+
+def adam(
+    parameter: Array,
+    grad: Array,
+    m: Array,
+    v: Array,
+    betas: tuple[float, float],
+    step_size: float,
+    root: float,
+    eps: float,
+    shrink: float,
+) -> None:
+    """One step of Adam in place; parameter, m and v are written.
+
+    ::
+
+        m = β₁ m + (1 − β₁) grad
+        v = β₂ v + (1 − β₂) grad²
+        parameter = shrink · parameter − step_size · m / (root · sqrt(v) + eps)
+
+    Pieces of PIECE elements and their scratch stay in the cache; strided arrays are one piece.
+    """
+    arrays = (parameter, grad, m, v)
+    if parameter.size > PIECE and all(array.flags.c_contiguous for array in arrays):
+        flat = [array.reshape(-1) for array in arrays]
+        pieces = [[array[i : i + PIECE] for array in flat] for i in range(0, parameter.size, PIECE)]
+    else:
+        pieces = [list(arrays)]
+    for p, g, m_piece, v_piece in pieces:
+        _adam(p, g, m_piece, v_piece, betas, step_size, root, eps, shrink)
+
+
+def _adam(
+    parameter: Array,
+    grad: Array,
+    m: Array,
+    v: Array,
+    betas: tuple[float, float],
+    step_size: float,
+    root: float,
+    eps: float,
+    shrink: float,
+) -> None:
+    grad = grad.astype(m.dtype, copy=False)
+    m *= betas[0]
+    m += (1.0 - betas[0]) * grad
+    scratch = grad * grad
+    scratch *= 1.0 - betas[1]
+    v *= betas[1]
+    v += scratch
+    scratch = array_module(v).sqrt(v)
+    scratch *= root
+    scratch += eps
+    array_module(v).divide(m, scratch, out=scratch)
+    scratch *= step_size
+    if shrink != 1.0:
+        parameter *= shrink
+    parameter -= scratch
 
 
 def _as(result: Array, like: Array) -> Array:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
+from numba.extending import intrinsic
 from numba.types import float32
 
 from npattn import _threads
@@ -26,6 +27,7 @@ from npattn.kernels._simd import _host
 from npattn.kernels._simd.exp import exp, exp_scalar, tanh
 from npattn.kernels._simd.vectors import (
     add,
+    call_same,
     div,
     fma,
     hmax,
@@ -41,6 +43,7 @@ from npattn.kernels._simd.vectors import (
     sub,
 )
 from npattn.kernels.pointwise.arrays import CUBIC, SQRT_2_OVER_PI, SQRT_HALF
+from npattn.kernels.pointwise.arrays import adam as in_arrays
 from npattn.kernels.pointwise.erf import P32, Q32
 
 USABLE: Final = not _jit.INTERPRETED
@@ -167,6 +170,41 @@ def _swiglu_backward_piece(dy, gate, up, dgate, dup, start, stop):
         store(dup + 4 * i, mul(d, mul(g, s)))
         store(dgate + 4 * i, mul(mul(d, load(up + 4 * i, ONE)), _silu_slope(g, s)))
         i += LANES
+
+
+@intrinsic
+def _sqrt(typingctx, vector):
+    """The square root of each lane."""
+
+    def codegen(context, builder, signature, arguments):
+        return call_same(builder, "llvm.sqrt", arguments[0])
+
+    return vector(vector), codegen
+
+
+@jit
+def _adam_piece(parameter, grad, m, v, start, stop, beta_1, beta_2, step_size, root, eps, shrink):
+    """In place, so the elements behind the last whole vector are done one by one, not twice."""
+    i = start
+    rest_1, rest_2 = F(1) - beta_1, F(1) - beta_2
+    while i + LANES <= stop:
+        g = load(grad + 4 * i, ONE)
+        mi = fma(load(m + 4 * i, ONE), splat(beta_1), mul(g, splat(rest_1)))
+        vi = fma(load(v + 4 * i, ONE), splat(beta_2), mul(mul(g, g), splat(rest_2)))
+        store(m + 4 * i, mi)
+        store(v + 4 * i, vi)
+        step = mul(div(mi, fma(_sqrt(vi), splat(root), splat(eps))), splat(step_size))
+        store(parameter + 4 * i, sub(mul(load(parameter + 4 * i, ONE), splat(shrink)), step))
+        i += LANES
+    while i < stop:
+        e = load_scalar(grad + 4 * i, ONE)
+        me = load_scalar(m + 4 * i, ONE) * beta_1 + e * rest_1
+        ve = load_scalar(v + 4 * i, ONE) * beta_2 + e * e * rest_2
+        store_scalar(m + 4 * i, me)
+        store_scalar(v + 4 * i, ve)
+        step_e = me / (F(math.sqrt(ve)) * root + eps) * step_size
+        store_scalar(parameter + 4 * i, load_scalar(parameter + 4 * i, ONE) * shrink - step_e)
+        i += 1
 
 
 # --- by rows: rows [start, stop) of n features --------------------------------------------------------------
@@ -377,6 +415,26 @@ def swiglu_backward(dy: Array, gate: Array, up: Array) -> tuple[Array, Array]:
     where = (address(dy), address(gate), address(up), address(dgate), address(dup))
     _flat(gate.size, _swiglu_backward_piece, where, ())
     return dgate, dup
+
+
+def adam(
+    parameter: Array,
+    grad: Array,
+    m: Array,
+    v: Array,
+    betas: tuple[float, float],
+    step_size: float,
+    root: float,
+    eps: float,
+    shrink: float,
+) -> None:
+    """See ``arrays.adam``."""
+    arrays = (parameter, grad, m, v)
+    if not all(array.flags.c_contiguous for array in arrays):
+        return in_arrays(*arrays, betas, step_size, root, eps, shrink)
+    numbers = (F(betas[0]), F(betas[1]), F(step_size), F(root), F(eps), F(shrink))
+    _flat(parameter.size, _adam_piece, tuple(map(address, arrays)), numbers)
+    return None
 
 
 def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> tuple[Array, Array, Array]:
