@@ -62,10 +62,10 @@ def supports(problem: Problem) -> str | None:
 
 
 def tile_shape(problem: Problem) -> tuple[int, int] | None:
-    """Tiles of some 2**20 weights over all heads: large products, small temporaries."""
+    """Tiles whose few temporaries stay in a processor's cache while the products are still large."""
     heads = problem.batch * problem.heads_q
     side = 512 if heads <= 4 else 256 if heads <= 64 else 128
-    return min(side, 256, problem.len_q), min(side, -(-problem.len_k // 32) * 32)
+    return min(128, problem.len_q), min(side, -(-problem.len_k // 32) * 32)
 
 
 def forward(
