@@ -92,7 +92,10 @@ def mask_dtype(array: Array, name: str = "mask") -> Array:
             f"{name} must be a bool array (True = may attend) or a Mask, got {array.dtype}. A float array is "
             f"added to the logits: pass it as bias=."
         )
-    raise TypeError(f"{name} must be a bool array (True = may attend) or a Mask, got {array.dtype}")
+    came = repr(array.item()) if array.ndim == 0 else str(array.dtype)
+    if array.ndim == 0 and isinstance(array.item(), type):
+        came = f"the class {array.item().__name__}: make a mask of it, {array.item().__name__}(...)"
+    raise TypeError(f"{name} must be a bool array (True = may attend) or a Mask, got {came}")
 
 
 __all__ = [

@@ -8,6 +8,7 @@ import numpy as np
 
 import npattn
 from npattn.kernels.contract import Problem
+from npattn.kernels.edge.contract import EdgeProblem
 from npattn.kernels.select import EDGE, TILE, load
 
 PACKAGES = ("numpy", "scipy", "numba", "llvmlite", "networkx", "threadpoolctl", "ml_dtypes", "matplotlib")
@@ -32,6 +33,16 @@ def info() -> None:
         dropout_p=0.0,
         seed=0,
     )
+    edges = EdgeProblem(
+        *("dot", np.dtype(np.float32), 2, 2, 1, 1, 16, 16),
+        scale=0.25,
+        softcap=0.0,
+        negative_slope=0.2,
+        has_bias=False,
+        edge_dim=0,
+        dropout_p=0.0,
+        seed=0,
+    )
     print("backends   attention")
     for name, path in TILE.items():
         module, reason = load(path)
@@ -39,9 +50,7 @@ def info() -> None:
     print("           graph attention")
     for name, path in EDGE.items():
         module, reason = load(path)
-        if reason is None and hasattr(module, "unavailable"):
-            reason = module.unavailable()
-        print(f"             {name:<7}{reason or 'usable'}")
+        print(f"             {name:<7}{reason or module.supports(edges) or 'usable'}")
 
 
 def _version(package: str) -> str:

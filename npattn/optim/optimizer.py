@@ -23,6 +23,11 @@ class Optimizer:
     slots: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, parameters: Mapping[str, Array], lr: float) -> None:
+        if not isinstance(parameters, Mapping):
+            raise TypeError(
+                f"parameters must be a dict of names and arrays, got {type(parameters).__name__}; pass "
+                "model.named_parameters()"
+            )
         self.parameters: Params = dict(parameters)
         self.lr = not_negative("lr", lr)
         self.steps = 0
