@@ -46,9 +46,9 @@ def train(layer_class, k, steps, rng):
     parameters = {f"attention.{n}": p for n, p in attention.named_parameters().items()}
     parameters |= {f"readout.{n}": p for n, p in readout.named_parameters().items()}
     optimizer = optim.Adam(parameters, lr=0.01)
-    graph = all_pairs(32, k)
+    graph = all_pairs(16, k)
     for _ in range(steps):
-        keys, queries, answers = dictionaries(rng, 32, k)
+        keys, queries, answers = dictionaries(rng, 16, k)
         found, pull_attention = attention.vjp((keys, queries), graph)
         logits, pull_readout = readout.vjp(found)
         _, pull_loss = F.cross_entropy_vjp(logits, answers)
@@ -66,7 +66,7 @@ def main():
     arguments, _ = parse(
         __doc__,
         k={"type": int, "default": 10, "help": "entries of a dictionary"},
-        steps={"type": int, "default": 400, "help": "training steps"},
+        steps={"type": int, "default": 1000, "help": "training steps"},
     )
     if arguments.device == "gpu":
         raise SystemExit("dictionaries of ten: this example runs on the CPU")

@@ -3,8 +3,9 @@
     python examples/gat_cora.py cora.npz --seeds 10
 
 Two GATConv layers (8 heads of 8 features, ELU; then one head of classes), dropout 0.6 on features (before
-and after the projection, as in the original code) and on attention weights, Adam at 0.005, L2 5e-4, early stopping with a patience of 100 epochs: the setup of the
-paper, which reports 83.0 ± 0.7 % on Cora and 72.5 ± 0.7 % on Citeseer.
+and after the projection, as in the original code) and on attention weights, Adam at 0.005, L2 5e-4, early
+stopping with a patience of 100 epochs: the setup of the paper, which reports 83.0 ± 0.7 % on
+Cora and 72.5 ± 0.7 % on Citeseer.
 
 The data is one npz file of plain arrays:
 

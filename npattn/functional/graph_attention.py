@@ -1,7 +1,7 @@
 """Attention along the edges of a graph, forward and backward; no graph library needed.
 
-An ``adjacency`` here is an ``npattn.graph.Adjacency`` or a bare ``EdgePlan``. An edge u -> v carries from u to
-v: v attends to u. Whatever has one row per edge is in the caller's edge order.
+An ``adjacency`` here is an ``npattn.graph.Adjacency`` or a bare ``EdgePlan``. An edge u -> v carries from u
+to v: v attends to u. Whatever has one row per edge is in the caller's edge order.
 """
 
 from typing import Any, NamedTuple
@@ -28,8 +28,8 @@ class GraphAttentionGrads(NamedTuple):
 def edge_softmax(logits: Array, adjacency: Any) -> Array:
     """Softmax over the in-edges of each node.
 
-    ``weights[e] = exp(logits[e] - m) / sum of exp(logits[f] - m)`` over the edges f with the target of e, where
-    m is their maximum.
+    ``weights[e] = exp(logits[e] - m) / sum of exp(logits[f] - m)`` over the edges f with the target of e,
+    where m is their maximum.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ def graph_attention(
     TypeError
         For dtypes other than float16, bfloat16, float32 and float64, or an integer or bool edge_bias.
     ValueError
-        For shapes that do not fit the adjacency or each other, dropout without seed, or a backend that cannot.
+        For shapes that do not fit the adjacency or each other, dropout without seed, a backend that cannot.
 
     Notes
     -----
@@ -385,8 +385,8 @@ class EdgeCall:
         num_edges, heads = self.plan.num_edges, self.problem.heads
         if bias.shape not in ((num_edges, heads), (num_edges, 1)):
             raise ValueError(
-                f"edge_bias must be (num_edges, heads) = {(num_edges, heads)} or {(num_edges, 1)}, one row per "
-                f"edge in the adjacency's order, got {bias.shape}"
+                f"edge_bias must be (num_edges, heads) = {(num_edges, heads)} or {(num_edges, 1)}, one row "
+                f"per edge in the adjacency's order, got {bias.shape}"
             )
         return bias
 

@@ -43,7 +43,8 @@ def both_ends(x: Any, adjacency: Adjacency) -> Ends:
         raise ValueError(f"x must be an array or the pair (x_source, x_target), got {len(x)} arrays")
     if adjacency.is_bipartite and not is_pair:
         raise ValueError("a bipartite adjacency needs x = (x_source, x_target), got one array")
-    ends = Ends(*(x if is_pair else (x, x)), is_pair)
+    source, target = x if is_pair else (x, x)
+    ends = Ends(source, target, is_pair)
     counts = adjacency.num_sources, adjacency.num_targets
     for name, array, count in zip(
         ("x_source", "x_target") if is_pair else ("x", "x"), ends[:2], counts, strict=True

@@ -224,7 +224,8 @@ class Adjacency:
         target: list[int] = []
         keys: list[Any] = []
         data: list[tuple[tuple[Any, ...], Mapping[str, Any]]] = []
-        for edge in G.edges(keys=True, data=True) if multi else G.edges(data=True):
+        view: Any = G.edges
+        for edge in view(keys=True, data=True) if multi else view(data=True):
             u, v = position.get(edge[0]), position.get(edge[1])
             if u is None or v is None:
                 continue

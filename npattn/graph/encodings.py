@@ -100,7 +100,7 @@ def random_walk_encoding(adjacency: Adjacency, steps: int) -> Array:
         walkers = np.zeros((num_nodes, len(nodes)))
         walkers[nodes, nodes - first] = 1
         for t in range(steps):
-            walkers = step @ walkers
+            walkers = np.asarray(step @ walkers)
             encoding[nodes, t] = walkers[nodes, nodes - first]
     return encoding
 
@@ -129,8 +129,8 @@ def laplacian_encoding(adjacency: Adjacency, k: int) -> Array:
     Notes
     -----
     The same result on every call: Lanczos (``scipy.sparse.linalg.eigsh``) begins with a fixed vector, and up
-    to 256 nodes are solved densely. Equal eigenvalues leave a rotation open, as for every such encoding; models
-    that train on it flip signs at random. A node without edges has an eigenvalue of its own, 1.
+    to 256 nodes are solved densely. Equal eigenvalues leave a rotation open, as for every such encoding;
+    models that train on it flip signs at random. A node without edges has an eigenvalue of its own, 1.
 
     References
     ----------
@@ -152,7 +152,7 @@ def laplacian_encoding(adjacency: Adjacency, k: int) -> Array:
     ends = adjacency.source, adjacency.target
     counts = csr_array((np.ones(adjacency.num_edges), ends), shape=(num_nodes, num_nodes))
     symmetric = (counts + counts.T) / 2
-    degree = symmetric.sum(axis=1)
+    degree: Array = np.asarray(symmetric.sum(axis=1))
     scale = np.where(degree > 0, 1 / np.sqrt(np.where(degree > 0, degree, 1)), 0)
     smooth = csr_array(symmetric.multiply(scale[:, None]).multiply(scale[None, :]))  # I - L
     if num_nodes <= max(_DENSE_NODES, k + 2):

@@ -51,8 +51,8 @@ class GATConv(Layer):
     dropout_p : float, default 0.0
         Dropout of the attention weights, active only in calls with ``seed=``.
     message_dropout_p : float, default 0.0
-        Dropout of the features h[u] where they are summed, not where they are scored; also only with ``seed=``.
-        The original implementation has it, PyTorch Geometric has not.
+        Dropout of the features h[u] where they are summed, not where they are scored; also only with
+        ``seed=``. The original implementation has it, PyTorch Geometric has not.
     self_loops : bool, default True
         Walk ``adjacency.with_self_loops()``.
     edge_dim : int, optional

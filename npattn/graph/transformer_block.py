@@ -158,7 +158,8 @@ class GraphTransformerBlock(Layer):
             mixed = mixed.swapaxes(0, 1)
         else:
             both_ends(x, adjacency)
-            mixed, pull_heads = F.graph_attention_vjp(*rows, adjacency, edge_bias=bias, **options)
+            q, k, v = rows
+            mixed, pull_heads = F.graph_attention_vjp(q, k, v, adjacency, edge_bias=bias, **options)
         y, pull_out = self.out.vjp(mixed.reshape(x.shape))
 
         def pullback(dy: Array) -> tuple[Array, Array | None, list[tuple[str, Grads]]]:

@@ -1,4 +1,4 @@
-"""Graph attention edge by edge in plain Python and float64: what correct means. Imports nothing under test."""
+"""Graph attention edge by edge in plain Python and float64, importing nothing under test."""
 
 import math
 

@@ -397,7 +397,7 @@ def test_edge_softmax_masked_edges_do_not_leak():
 
 
 def test_edge_softmax_keeps_dtype_and_checks_shapes():
-    graph, rng = random_graph(9)
+    graph, _rng = random_graph(9)
     assert edge_softmax(np.zeros((50, 2), np.float16), graph).dtype == np.float16
     assert edge_softmax(np.zeros((50, 2), ml_dtypes.bfloat16), graph).dtype == ml_dtypes.bfloat16
     with pytest.raises(ValueError, match="50"):

@@ -321,7 +321,10 @@ def test_sparse_features_give_the_dense_numbers_and_no_gradient(layer):
 
 def test_signatures_are_the_contracts():
     names = {
-        GATConv: "in_dim out_dim heads concat negative_slope dropout_p self_loops edge_dim bias residual message_dropout_p rng dtype",
+        GATConv: (
+            "in_dim out_dim heads concat negative_slope dropout_p self_loops edge_dim bias residual "
+            "message_dropout_p rng dtype"
+        ),
         TransformerConv: "in_dim out_dim heads concat beta dropout_p edge_dim bias root_weight rng dtype",
     }
     names[GATv2Conv] = names[GATConv].replace("message_dropout_p", "share_weights")

@@ -1,6 +1,7 @@
 """What an edge kernel is given and must return: attention along the edges of a graph.
 
-Edge e goes from the sending node u = source[e] to the receiving node v = target[e]; v attends to u. For head h::
+Edge e goes from the sending node u = source[e] to the receiving node v = target[e]: v attends to u. In
+every head::
 
     ke[e]     = k[u] + edge_features[e] @ edge_weight      # k[u] alone without edge features
     ve[e]     = v[u] + edge_features[e] @ edge_weight      # "dot" only; else v[u] alone
@@ -24,7 +25,8 @@ and backward, with ``pd = p * keep / (1 - dropout_p)``::
     "additive": ds *= slope(sum);  dbias = ds;  dq += ds;  dk[u] += ds
     "dynamic":  dt = ds * att * slope(sum);  datt += ds * leaky_relu(sum);  dq += dt;  dke = dt
     dk[u] += dke;  dv[u] += dve
-    dedge_weight += outer(edge_features[e], dke (+ dve for "dot"));  dedge_features[e] = edge_weight . the same
+    df = dke (+ dve for "dot")
+    dedge_weight += outer(edge_features[e], df);  dedge_features[e] = edge_weight . df
 
 where ``slope(x)`` is 1 for x > 0, else ``negative_slope``. Sums over in-edges walk the plan's lists by
 receiving node; sums over out-edges (dk, dv) walk its lists by sending node, so that nothing is added to the

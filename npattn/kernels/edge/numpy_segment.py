@@ -254,8 +254,9 @@ def _keep(problem: EdgeProblem, plan: EdgePlan) -> Array:
         return np.ones((problem.num_edges, problem.heads), acc)
     edge = plan.row_edge[:, None]
     place = (np.zeros_like(edge), np.arange(problem.heads), edge >> 32, edge & 0xFFFFFFFF)
-    keep = keep_mask(problem.seed, place, problem.dropout_p)
-    return keep.astype(acc) / acc.type(1 - problem.dropout_p)
+    keep: Array = keep_mask(problem.seed, place, problem.dropout_p).astype(acc)
+    keep /= acc.type(1 - problem.dropout_p)
+    return keep
 
 
 def _bias_gradient(plan: EdgePlan, dbias: Array, shape: tuple[int, ...]) -> Array:

@@ -1,4 +1,4 @@
-"""Record what PyTorch Geometric's layers give, as test data: python make_pyg_layers.py (torch, torch-geometric).
+"""Record what PyTorch Geometric's layers give, as test data (needs torch and torch-geometric).
 
 Writes pyg_layers.npz: for each case its weights, inputs, output, attention weights and gradients for a random
 cotangent, in float64. Keys are "<case>/<what>"; options are in pyg_layers.json.

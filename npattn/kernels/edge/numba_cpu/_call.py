@@ -28,11 +28,12 @@ _PROBLEM = (
 )
 _PLAN = "row_ptr row_source row_edge row_items col_ptr col_target col_slot col_items"
 _INPUTS = (
-    "q q_node k k_node v v_node att bias bias_edge bias_head features edge_weight edge_row out m l m_node dout "
+    "q q_node k k_node v v_node att bias bias_edge bias_head features edge_weight edge_row "
+    "out m l m_node dout "
     "key_units key_blocks key_tail value_units value_blocks value_tail"
 )
 _OUTPUTS = "part_out part_dv part_m part_l edge_out edge_pairs dq dk dv datt dfeatures dedge_weight"
-#: Name -> (elements, bytes each) as functions of the sizes below; offsets into a thread's scratch.
+#: Offsets into a thread's scratch.
 _SCRATCH = (
     "logits weights inner ds spare_pairs "  # a chunk's pairs
     "key_rows value_rows bias_rows edges visible_rows "  # a chunk's int64 lists
@@ -133,13 +134,14 @@ class Call:
     def _lay_out_scratch(self, padded: int, heads: int, size: int, width: int, problem: EdgeProblem) -> int:
         pairs = (CHUNK * padded + width) * size
         units = heads * max(-(-problem.head_dim // width), -(-problem.head_dim_v // width), 1) + 8
-        bytes_of = dict.fromkeys("logits weights inner ds spare_pairs".split(), pairs)
-        bytes_of |= dict.fromkeys(
-            "key_rows value_rows bias_rows edges visible_rows".split(), (CHUNK + width) * 8
-        )
-        bytes_of |= dict.fromkeys("acc acc_2".split(), units * width * size)
-        bytes_of |= dict.fromkeys("key_buffer value_buffer".split(), CHUNK * self.edge_width * size)
-        bytes_of |= {"edge_gradient": self.edge_width * size, "visible_weights": CHUNK * size}
+        bytes_of = {"edge_gradient": self.edge_width * size, "visible_weights": CHUNK * size}
+        for names, amount in (
+            ("logits weights inner ds spare_pairs", pairs),
+            ("key_rows value_rows bias_rows edges visible_rows", (CHUNK + width) * 8),
+            ("acc acc_2", units * width * size),
+            ("key_buffer value_buffer", CHUNK * self.edge_width * size),
+        ):
+            bytes_of |= dict.fromkeys(names.split(), amount)
         offset = 0
         for name in _SCRATCH.split():
             self.record[name] = offset

@@ -1,12 +1,12 @@
-"""The walks over edges, one work item each: forward, weights, and backward by receiving and by sending node.
+"""The walks over edges, one work item each: forward, weights, backward by receiving and by sending node.
 
 Order of loops, the same in all: the nodes of an item (one thread owns them and alone writes their rows), a
 node's edges by chunks of CHUNK, inside a chunk first all logits as vectors of (edge, head) pairs, then the
-softmax on those vectors, then the weighted sum of gathered rows with the sums in registers. An item that is one
-part of a hub does the same over its share of the edges and writes to a row of its own, merged afterwards.
+softmax on those vectors, then the weighted sum of gathered rows with the sums in registers. An item that is
+one part of a hub does the same over its share of the edges and writes to a row of its own, merged afterwards.
 
-Arrays are addresses, q, k, v and dout of (nodes, heads, head_dim) elements in C order. ``p`` is the record of a
-call (`_call.CALL`), ``work`` this thread's scratch, ``one`` a scalar whose type is the accumulation dtype.
+Arrays are addresses, q, k, v and dout of (nodes, heads, head_dim) elements in C order. ``p`` is the record of
+a call (`_call.CALL`), ``work`` this thread's scratch, ``one`` a scalar whose type is the accumulation dtype.
 """
 
 from typing import Any
@@ -79,7 +79,7 @@ def _zero(place: Any, vectors: Any, one: Any) -> None:
         store(place + n * vector_bytes(one), splat(one - one))
 
 
-# --- a chunk of edges -----------------------------------------------------------------------------------------
+# --- a chunk of edges ---------------------------------------------------------------------------------------
 
 
 @helper()
@@ -320,7 +320,7 @@ def _write_unit(place: Any, vector: Any, count: Any, work: Any, one: Any) -> Non
 @helper()
 def _write_rows(row: Any, acc: Any, table: Any, units: Any, factors: Any, work: Any, one: Any) -> None:
     """Write units to a row of (heads, features); ``factors`` holds one per unit (0: none)."""
-    vector, size = vector_bytes(one), scalar_bytes(one)
+    vector, _size = vector_bytes(one), scalar_bytes(one)
     for u in range(units):
         x = load(acc + u * vector, one)
         if factors != 0:
@@ -350,14 +350,14 @@ def _item(items: Any, item: Any) -> Any:
     )
 
 
-# --- forward --------------------------------------------------------------------------------------------------
+# --- forward ------------------------------------------------------------------------------------------------
 
 
 @jit
 def forward_item(address: Any, item: Any, part_row: Any, work: Any, pairs: Any, one: Any) -> None:
     """Out, m and l of an item's nodes; for a part of a hub its unnormalised sums in row ``part_row``."""
     p = _read(address)
-    size, width, vector = scalar_bytes(one), lanes(one), vector_bytes(one)
+    size, _width, vector = scalar_bytes(one), lanes(one), vector_bytes(one)
     minus_inf, zero = splat(_constant(p, _MINUS_INF, one)), splat(one - one)
     keep_factor = _constant(p, _KEEP_FACTOR, one)
     first, stop, begin, end, part = _item(p.row_items, item)
@@ -458,7 +458,7 @@ def weights_item(address: Any, item: Any, work: Any, pairs: Any, one: Any) -> No
                     store_scalar(row + head * size, load_scalar(weight, one))
 
 
-# --- backward -------------------------------------------------------------------------------------------------
+# --- backward -----------------------------------------------------------------------------------------------
 
 
 @helper()
@@ -501,7 +501,7 @@ def _chunk_gradients(
     p: Any, work: Any, node: Any, delta: Any, m: Any, l: Any, count: Any, pairs: Any, one: Any
 ) -> None:
     """Pd in ``weights``, ds in ``ds`` and dbias in ``spare_pairs`` of a chunk whose logits are there."""
-    size, vector, group = scalar_bytes(one), vector_bytes(one), edges_per_vector(pairs, one)
+    _size, vector, group = scalar_bytes(one), vector_bytes(one), edges_per_vector(pairs, one)
     slope, minus_inf, zero = _constant(p, _SLOPE, one), _constant(p, _MINUS_INF, one), splat(one - one)
     scale, cap = splat(_constant(p, _SCALE, one)), splat(_constant(p, _SOFTCAP, one))
     keep_factor = _constant(p, _KEEP_FACTOR, one)
@@ -545,7 +545,7 @@ def _chunk_gradients(
 
 @jit
 def backward_target_item(address: Any, item: Any, part_row: Any, work: Any, pairs: Any, one: Any) -> None:
-    """dq of an item's receiving nodes; pd and ds of their edges for the other walk; what belongs to edges."""
+    """Gradient dq of an item's receiving nodes, pd and ds of their edges, and what belongs to edges."""
     p = _read(address)
     size, vector, group = scalar_bytes(one), vector_bytes(one), edges_per_vector(pairs, one)
     zero, slope, step = splat(one - one), _constant(p, _SLOPE, one), padded_heads(pairs) * scalar_bytes(one)
@@ -627,7 +627,7 @@ def _times_att(p: Any, acc: Any, one: Any) -> None:
 
 @jit
 def backward_source_item(address: Any, item: Any, part_row: Any, work: Any, pairs: Any, one: Any) -> None:
-    """dk and dv of an item's sending nodes, from the pd and ds of their edges."""
+    """Gradients dk and dv of an item's sending nodes, from the pd and ds of their edges."""
     p = _read(address)
     size, vector, group = scalar_bytes(one), vector_bytes(one), edges_per_vector(pairs, one)
     zero, step = splat(one - one), padded_heads(pairs) * scalar_bytes(one)
