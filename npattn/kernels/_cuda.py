@@ -198,6 +198,34 @@ def compile_cubin(text: str, arch: str, options: tuple[str, ...] = ()) -> tuple[
         nvrtc.destroyProgram(program)
 
 
+class Resources(NamedTuple):
+    """What one compiled kernel takes, from the compiler's log."""
+
+    entry: str
+    arch: str
+    registers: int  # a thread
+    stack: int  # bytes of local memory a thread
+    spills: int  # bytes stored and loaded because registers ran out
+
+
+def resources(log: str) -> list[Resources]:
+    """Read the log of ``compile_cubin(..., options=("--ptxas-options=-v",))``.
+
+    >>> resources("ptxas info : Compiling entry function 'f' for 'sm_90'\\n"
+    ...           "    8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads\\n"
+    ...           "ptxas info : Used 40 registers, used 1 barriers")
+    [Resources(entry='f', arch='sm_90', registers=40, stack=8, spills=8)]
+    """
+    pattern = (
+        r"entry function '(\w+)' for '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
+        r"(\d+) bytes spill loads.*?Used (\d+) registers"
+    )
+    return [
+        Resources(entry, arch, int(registers), int(stack), int(stores) + int(loads))
+        for entry, arch, stack, stores, loads, registers in re.findall(pattern, log, re.S)
+    ]
+
+
 def cache_folder() -> Path:
     """Where cubins are kept: NPATTN_CACHE_DIR, else the user's cache folder."""
     chosen = os.environ.get("NPATTN_CACHE_DIR")
@@ -255,6 +283,7 @@ __all__ = [
     "INSTALL",
     "Kernel",
     "Launch",
+    "Resources",
     "architecture",
     "cache_folder",
     "compile_cubin",
@@ -263,6 +292,7 @@ __all__ = [
     "pointer",
     "processors",
     "require_gpu_array",
+    "resources",
     "run",
     "shared_limit",
     "source_text",

@@ -12,6 +12,29 @@ from . import fake_cupy, host
 
 WHY_NOT = host.why_not()
 
+#: Of the suites taken over whole from tests/functional: what also runs by default.
+QUICK = (
+    "test_nan_that_is_visible_shows",
+    "test_poison_under_a_bool_mask_is_silent[interleaved-float16-nan]",
+    "test_poison_under_a_bias_of_minus_inf_is_silent[sorted-nan-float32]",
+    "test_poisoned_empty_rows_are_silent_beside_sinks[float32]",
+    "test_padding_of_a_batch_may_hold_anything",
+    "test_a_key_seen_by_one_query_only_reaches_that_query_only",
+    "test_dropped_weights_are_those_of_keep_mask[float32-0.5]",
+    "test_values_at_the_end_of_the_range_come_out[float32]",
+    "test_values_near_the_end_of_float32_do_not_overflow_on_the_way",
+    "test_a_sum_of_4096_equal_weights_is_exact[float16]",
+    "test_differences_of_exact_logits_are_exact",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        taken_over = item.path.name == "test_shared_suites.py" and "case" not in getattr(item, "fixturenames", ())
+        if taken_over and item.name not in QUICK:
+            item.add_marker(pytest.mark.slow)
+
 
 @pytest.fixture
 def cupy():

@@ -12,6 +12,7 @@
 //   barriers          NPATTN_CUDA_ORDER = forward | backward: one warp runs as far as it can before another starts;
 //                     random:SEED: threads take turns in shuffled order. A result that depends on it lacks a barrier
 //   deadlock          a meeting that not all its threads reach ends the launch with a message
+//   mixed collectives threads of a warp that meet at different ones end the launch
 //   alignment         of cp.async and ldmatrix addresses is checked
 //
 // It knows nothing of memory order, bank conflicts or speed, nor of what the PTX strings in device.cuh say.
@@ -48,6 +49,7 @@ struct Index { unsigned x, y, z; };
 struct Meeting {                        // one rendezvous; reused by the next one
     int arrived = 0;
     unsigned turn = 0;
+    const void* kind = nullptr;         // what is being done together: all must have come for the same
     void* payload[32];
 };
 struct PendingCopy { void* to; const void* from; };
@@ -113,6 +115,9 @@ static void park() {
     run_another(idle_switches % 96 < 64);
 }
 template <class Work> inline void meet(Meeting& m, int expected, int slot, void* payload, Work&& work) {
+    static const char kind = 0;         // one for each type of Work
+    if (m.arrived == 0) m.kind = &kind;
+    if (m.kind != &kind) fail("threads of a warp meet at different collectives");
     if (slot >= 0) m.payload[slot] = payload;
     if (++m.arrived == expected) {
         work(m.payload);
