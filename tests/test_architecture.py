@@ -52,16 +52,17 @@ MAY_IMPORT = {
 }
 #: programs and test tools: they may import anything, and nothing imports them
 TOP = ("", "__main__", "_cli", "testing")
+TOOLS = ("_cli", "testing")
 
 #: third-party package -> modules (or packages) that may import it; "*" stands for one name
 HOMES = {
-    "numba": ("kernels._jit", "kernels._parts", "kernels._simd", "kernels.*.numba_cpu", "_cli"),
-    "llvmlite": ("kernels._jit", "kernels._parts", "kernels._simd", "kernels.*.numba_cpu", "_cli"),
-    "cupy": ("kernels._cuda", "kernels.*.cupy_cuda", "_cli"),
+    "numba": ("kernels._jit", "kernels._parts", "kernels._simd", "kernels.*.numba_cpu", *TOOLS),
+    "llvmlite": ("kernels._jit", "kernels._parts", "kernels._simd", "kernels.*.numba_cpu", *TOOLS),
+    "cupy": ("kernels._cuda", "kernels.*.cupy_cuda", *TOOLS),
     "cupy_backends": ("kernels._cuda",),
     # plots._graphs: spring_layout, when no positions are given
-    "networkx": ("graph", "plots._graphs", "_cli"),
-    "scipy": ("graph", "masks.explicit", "_cli"),
+    "networkx": ("graph", "plots._graphs", *TOOLS),
+    "scipy": ("graph", "masks.explicit", *TOOLS),
     "matplotlib": ("plots",),
     "ml_dtypes": ("_arrays", "io", "testing", "kernels"),
     "threadpoolctl": ("_cli", "_threads"),
