@@ -36,7 +36,8 @@ def embedding(ids: Any, weight: Array) -> Array:
     array([[5., 6.],
            [1., 2.]])
     """
-    return weight[check_ids(ids, weight.shape[0], "ids")]
+    y: Array = weight[array_module(weight).asarray(check_ids(ids, weight.shape[0], "ids"))]
+    return y
 
 
 def embedding_vjp(ids: Any, weight: Array) -> tuple[Array, Pullback]:
@@ -63,7 +64,7 @@ def embedding_vjp(ids: Any, weight: Array) -> tuple[Array, Pullback]:
     >>> pullback(np.array([[1.0], [10.0], [100.0]])).ravel().tolist()
     [10.0, 0.0, 101.0]
     """
-    ids = check_ids(ids, weight.shape[0], "ids")
+    ids = array_module(weight).asarray(check_ids(ids, weight.shape[0], "ids"))
 
     def pullback(dy: Array) -> Array:
         xp = array_module(dy, weight)

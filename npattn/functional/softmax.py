@@ -136,7 +136,9 @@ def _exponentials(x: Array, axis: int) -> tuple[Any, Array, Array]:
 def _finite_max(x: Array, axis: int) -> Array:
     """The maximum, or 0 where it is −inf: −inf − (−inf) would be NaN."""
     xp = array_module(x)
-    m = x.max(axis=axis, keepdims=True, initial=-xp.inf)
+    if x.shape[axis] == 0:
+        return x.sum(axis=axis, keepdims=True)  # type: ignore[no-any-return]
+    m = x.max(axis=axis, keepdims=True)
     return xp.where(m == -xp.inf, m.dtype.type(0), m)  # type: ignore[no-any-return]
 
 

@@ -334,7 +334,8 @@ class MultiHeadAttention(Layer):
         if self.window is not None:
             options["window"] = self.window if isinstance(self.window, int) else self.window[0]
         if self.alibi is not None:
-            options["bias"] = self.alibi.between(np.asarray(positions), cache.positions)
+            xp = array_module(q)
+            options["bias"] = self.alibi.between(xp.asarray(positions), xp.asarray(cache.positions))
         if seed is not None and self.dropout_p > 0.0:
             options.update(dropout_p=self.dropout_p, seed=seed)
         return self.out(_merged(cache.attention(q, query_lengths=lengths, **options)))

@@ -86,7 +86,8 @@ class SinusoidalPosition(Layer):
             check_length(x.shape[-2], self.max_length)
             table = _sinusoidal_table(x.shape[-2], self.dim, x.dtype)
             return array_module(x).asarray(table)  # type: ignore[no-any-return]
-        return self.encoding(positions).astype(x.dtype)
+        xp = array_module(x)
+        return xp.asarray(self.encoding(positions).astype(x.dtype))  # type: ignore[no-any-return]
 
 
 @dataclass(init=False, eq=False, repr=False)
@@ -150,7 +151,7 @@ class LearnedPosition(Layer):
                 dweight[:length] = dy.reshape(-1, length, weight.shape[1]).sum(axis=0)
             else:
                 steps = np.broadcast_shapes(positions.shape, dy.shape[:-1])
-                places = array_module(dy, weight).broadcast_to(positions, steps)
+                places = array_module(positions).broadcast_to(positions, steps)
                 dweight = F.embedding_vjp(places, weight)[1](dy)
             return dy, {"weight": dweight}
 
