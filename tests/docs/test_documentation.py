@@ -39,3 +39,8 @@ def test_links_between_pages_lead_to_pages(page):
 def test_index_lists_every_page():
     listed = set(re.findall(r"^([\w/]+)$", (DOCS / "index.md").read_text(), re.MULTILINE))
     assert {page.removesuffix(".md") for page in PAGES} - {"index"} == listed
+
+
+def test_the_page_of_examples_lists_every_example():
+    listed = set(re.findall(r"`(\w+\.py)` \|", (DOCS / "examples.md").read_text()))
+    assert listed == {path.name for path in (DOCS.parent / "examples").glob("[!_]*.py")}
