@@ -199,7 +199,7 @@ def _row_segments(
     row_stop = np.where(hi_min >= len_k, -(-len_k // tile_k), hi_min // tile_k)
     has_full = all_seen & (row_first < row_stop)
 
-    # Walk the intervals of a row by lo; a stretch ends where the next one starts behind all tiles so far.
+    # Walk the intervals of a row by lo; a stretch ends where the next one leaves a tile out.
     if np.any(lo_or_far[:, 1:] < lo_or_far[:, :-1]):
         order = np.argsort(lo_or_far, axis=1, kind="stable")
         lo_or_far = np.take_along_axis(lo_or_far, order, axis=1)
@@ -207,7 +207,7 @@ def _row_segments(
         seen = np.take_along_axis(seen, order, axis=1)
     reach = np.maximum.accumulate(hi, axis=1)
     starts = seen.copy()  # does a stretch start at this query?
-    starts[:, 1:] &= lo_or_far[:, 1:] // tile_k > (reach[:, :-1] - 1) // tile_k
+    starts[:, 1:] &= lo_or_far[:, 1:] // tile_k > (reach[:, :-1] - 1) // tile_k + 1
     row, place = np.nonzero(starts)
     seg_lo = lo_or_far[row, place]
     ends = np.append(place[1:], tile_q)
@@ -281,8 +281,8 @@ def transpose(by_row: Spans, lists: int, rows: int, cols: int) -> Spans:
     at = np.unique(np.concatenate([key, key[key < (lists * height - 1) * width] + width]))
     row, col = np.divmod(at, width)
     here = value[np.searchsorted(key, at, side="right") - 1]
+    # Above the first row of a list lies the empty one behind the list before; above the very first, the last.
     above = value[np.searchsorted(key, at - width, side="right") - 1]
-    above[row % height == 0] = 0
     next_col = np.append(col[1:], cols)
     next_col[np.append(row[1:] != row[:-1], True)] = cols
     changed = (here != above) & (col < cols)
