@@ -77,15 +77,16 @@ def test_a_small_scale_comes_before_the_product(attend):
 
 
 def test_a_large_scale_comes_after_the_product(attend):
-    """scale · q = 1e45 is beyond float32, scale · q·k = 8 is not."""
-    q = np.full((1, 1, 1, 2), 1e25, np.float32)
-    k = np.array([4e-25 * 1e-20, 0.0], np.float32)[:, None] * np.ones((1, 1, 2, 2), np.float32)
+    """scale · q = 1e39 is beyond float32, scale · q·k = 15 is not."""
+    q = np.full((1, 1, 1, 1), 1e35, np.float32)
+    k = np.array([1.5e-38, 1.4e-38], np.float32).reshape(1, 1, 2, 1)
     v = np.array([[[[1.0], [0.0]]]], np.float32)
-    out = attend.attention(
-        q, np.array([4e-35, 0], np.float32)[:, None] * np.ones((1, 1, 2, 2), np.float32), v, scale=1e10
-    )
-    np.testing.assert_allclose(out, 1 / (1 + np.exp(-8)), rtol=1e-5)
-    assert np.isfinite(attend.attention(q, k, v, scale=1e20)).all()
+    out, pullback = attend.attention_vjp(q, k, v, scale=1e4)
+    p = 1 / (1 + np.exp(-1))
+    np.testing.assert_allclose(out, p, rtol=1e-5)
+    grads = pullback(np.ones_like(out))
+    np.testing.assert_allclose(grads.key[0, 0, :, 0], [p * (1 - p) * 1e39, -p * (1 - p) * 1e39], rtol=1e-5)
+    np.testing.assert_allclose(grads.query, p * (1 - p) * 1e-35, rtol=1e-4)
 
 
 def test_a_scale_beyond_float32_is_finite(attend, rng):
