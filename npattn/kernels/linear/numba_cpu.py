@@ -25,10 +25,10 @@ from npattn.kernels._simd.vectors import add, fma, hsum, load, load_scalar, spla
 
 USABLE: Final = not _jit.INTERPRETED
 
-#: Bytes of weight in one work item: some 10 µs of reading, a multiple of what waking a thread costs.
+#: A work item reads at least this many bytes of weight: some 10 µs, a multiple of what waking a thread costs.
 ITEM_BYTES: Final = 1 << 18
-#: Weights of fewer bytes are read by the calling thread.
-ALONE_BYTES: Final = 1 << 19
+#: Work items for each thread, so that one that comes late costs little.
+PIECES: Final = 4
 
 F = np.float32
 ONE = F(1)
@@ -60,10 +60,12 @@ def rows(x: Array, weight: Array) -> Array:
     (count, n), width = x.shape, len(weight)
     y = np.empty((count, width), F)
     where = (address(x), address(weight), address(y), count, n, width)
-    if weight.nbytes <= ALONE_BYTES:
+    threads = _threads.get_num_threads()
+    pieces = min(weight.nbytes // ITEM_BYTES, PIECES * threads)
+    if threads == 1 or pieces < 2:
         _outputs(*where, 0, width)
         return y
-    step = max(1, ITEM_BYTES // (4 * n))
+    step = -(-width // pieces)
     items = [(start, min(start + step, width)) for start in range(0, width, step)]
     _threads.run(lambda item: _outputs(*where, *item), items)
     return y
