@@ -94,7 +94,8 @@ def attention_stats(
     -----
     Time O(visible tiles · head_dim), memory O(length · (1 + top_k)): no array of len_q × len_k is made. The
     entropy is summed as Σ p (log l + m − logit), terms of one sign, so that it is accurate also when nearly
-    0. Numba's results are the same bits for any number of threads.
+    0. Numba's results are the same bits for any number of threads. CuPy arrays are served by the array-code
+    implementation, one head at a time.
 
     Examples
     --------

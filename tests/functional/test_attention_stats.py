@@ -183,10 +183,20 @@ def test_huge_logits_give_entropy_zero_not_nan(stats_of):
     assert np.all(stats.argmax_key == 49)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_half_and_single_give_float32(stats_of, rng, dtype):
-    q, k = arrays(rng, dtype=dtype)
-    assert stats_of(q, k).entropy.dtype == np.float32
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_narrow_dtypes_give_float32_of_what_they_hold(stats_of, rng, dtype):
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    q, k = (x.astype(dtype) for x in arrays(rng))
+    options = {"mask": Dense(rng.random((4, 70, 131)) < 0.4) & Causal(), "scale": 1.7, "top_k": 4}
+    stats = stats_of(np.asfortranarray(q), k, **options)
+    exact = attention_stats(q.astype(np.float64), k.astype(np.float64), backend="numpy", **options)
+    for name in ("entropy", "max_weight", "self_weight", "top_weights", "received"):
+        assert getattr(stats, name).dtype == np.float32
+        np.testing.assert_allclose(
+            getattr(stats, name), getattr(exact, name), rtol=0, atol=1e-5, err_msg=name
+        )
+    np.testing.assert_array_equal(stats.top_keys, exact.top_keys)
 
 
 @pytest.mark.parametrize(
