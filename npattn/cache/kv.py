@@ -101,7 +101,10 @@ class KVCache:
 
     def check_room(self, new: int, lengths: Any = None) -> None:
         """Raise CacheFullError when ``append`` of ``new`` tokens would."""
-        longest = int((self._lengths + counts("lengths", lengths, self.batch, new)).max(initial=0))
+        added = new if lengths is None else counts("lengths", lengths, self.batch, new)
+        self._check_longest(int((self._lengths + added).max(initial=0)))
+
+    def _check_longest(self, longest: int) -> None:
         if longest > self.capacity:
             raise CacheFullError(
                 f"a sequence would reach {longest} tokens; the cache's capacity is {self.capacity}"
@@ -127,12 +130,12 @@ class KVCache:
         """
         lead = (self.batch, self.heads_kv, None)
         new = new_rows(key, value, (*lead, self.head_dim), (*lead, self.head_dim_v))
-        added = counts("lengths", lengths, self.batch, new)
-        self.check_room(new, added)
+        added = new if lengths is None else counts("lengths", lengths, self.batch, new)
         after = self._lengths + added
+        self._check_longest(int(after.max(initial=0)))
         self._reserve(int(after.max(initial=0)), array_module(key, value))
         # rows beyond the lengths are invisible, so an interruption up to the last line changes nothing
-        if self.batch and (added == new).all() and (self._lengths == self._lengths[0]).all():
+        if lengths is None and self._is_even():
             rows = slice(int(self._lengths[0]), int(after[0]))
             self._key[:, :, rows] = key
             self._value[:, :, rows] = value
@@ -165,9 +168,11 @@ class KVCache:
         """
         own_options(options, merged=False)
         len_q = query_shape(query, self.batch, 4, self.heads_kv, self.head_dim)
-        rows = counts("query_lengths", query_lengths, self.batch, len_q)
         longest = self._longest()
         key, value = self._key[:, :, :longest], self._value[:, :, :longest]
+        if len_q == 1 and query_lengths is None and window is None and self._is_even():
+            return attention(query, key, value, **options)  # the newest token sees everything
+        rows = counts("query_lengths", query_lengths, self.batch, len_q)
         mask = causal_mask(self._lengths, rows, len_q, window)
         return attention(query, key, value, mask=mask, **options)
 
@@ -185,6 +190,10 @@ class KVCache:
     def reset(self) -> None:
         """Forget everything; the memory is kept for reuse."""
         self._lengths = self._before = np.zeros(self.batch, np.int64)
+
+    def _is_even(self) -> bool:
+        """Whether all sequences, at least one, have one length."""
+        return self.batch == 1 or (self.batch > 0 and bool((self._lengths == self._lengths[0]).all()))
 
     def _longest(self) -> int:
         return int(self._lengths.max(initial=0))
