@@ -1,4 +1,4 @@
-"""Published weights and the examples that use them; tested where the package that carries them is installed."""
+"""Published weights and the examples that use them; tested where the package with them is installed."""
 
 import importlib.util
 import json
