@@ -1,6 +1,6 @@
 """Is it right, and how fast, on the GPU at hand: one run, under ten minutes, the table last.
 
-    python benchmarks/gpu.py                 check every kernel against float64, then time beside PyTorch's SDPA
+    python benchmarks/gpu.py                 check every kernel, then time beside PyTorch's SDPA
     python benchmarks/gpu.py --only check    (or: time)
     python benchmarks/gpu.py --compile       registers and shared memory of every kernel; needs no GPU
     python benchmarks/gpu.py --model         the same program on the CPU model of tests/cuda_host, small sizes
@@ -35,6 +35,7 @@ LIMITS = {"float64": 1e-13, "float32": 3e-6, "float16": 2e-3, "bfloat16": 1.5e-2
 
 
 def bfloat16() -> Any:
+    """The dtype, where ml_dtypes is installed."""
     try:
         import ml_dtypes
     except ModuleNotFoundError:
@@ -46,7 +47,10 @@ def relative(actual: Any, exact: Any) -> float:
     """|actual - exact| / |exact|; inf when NaN or inf are not where they should be."""
     actual, exact = np.asarray(actual, np.float64), np.asarray(exact, np.float64)
     finite = np.isfinite(exact)
-    if not np.array_equal(actual[~finite], exact[~finite], equal_nan=True) or not np.isfinite(actual[finite]).all():
+    if (
+        not np.array_equal(actual[~finite], exact[~finite], equal_nan=True)
+        or not np.isfinite(actual[finite]).all()
+    ):
         return np.inf
     size = np.linalg.norm(exact[finite])
     return float(np.linalg.norm(actual[finite] - exact[finite]) / (size if size > 1e-9 else 1.0))
@@ -61,7 +65,9 @@ def probes(cp: Any, run: Any) -> list[tuple[str, float, float]]:
     found = []
 
     def launch(entry: str, a: Any, b: Any, d: Any, is_bf16: bool = False) -> Any:
-        kernel = _cuda.Kernel(("device.cuh", "../../benchmarks/gpu_probes.cu"), (("IS_BF16", str(int(is_bf16))),))
+        kernel = _cuda.Kernel(
+            ("device.cuh", "../../benchmarks/gpu_probes.cu"), (("IS_BF16", str(int(is_bf16))),)
+        )
         a, b, d = (None if x is None else cp.asarray(x) for x in (a, b, d))
         params = np.zeros(1, [("a", "u8"), ("b", "u8"), ("d", "u8")])
         params["a"], params["d"] = _cuda.pointer(a), _cuda.pointer(d)
@@ -88,7 +94,10 @@ def probes(cp: Any, run: Any) -> list[tuple[str, float, float]]:
     a = (rng.standard_normal(32) * 4).astype(np.float32)
     d = launch("probe_convert", a, None, np.full((5, 32), np.nan, np.float32))
     bits = a.view(np.uint32).astype(np.uint64)
-    rounded = [((bits + (1 << n - 1) - 1 + (bits >> n & 1)) >> n << n).astype(np.uint32).view(np.float32) for n in (16,)]
+    rounded = [
+        ((bits + (1 << n - 1) - 1 + (bits >> n & 1)) >> n << n).astype(np.uint32).view(np.float32)
+        for n in (16,)
+    ]
     tf32 = ((bits + 0x1000) & 0xFFFFE000).astype(np.uint32).view(np.float32)
     half = a.astype(np.float16).astype(np.float32)
     found.append(("conversions", relative(d[[0, 1, 2, 4]], np.stack([half, *rounded, tf32, half])), 0.0))
@@ -97,6 +106,7 @@ def probes(cp: Any, run: Any) -> list[tuple[str, float, float]]:
 
 
 def both_passes(arguments: dict[str, Any], cotangents: Any, move: Any, back: Any, backend: str) -> list[Any]:
+    """[out, lse, the five gradients], brought back to the CPU."""
     moved = {name: move(x) if isinstance(x, np.ndarray) else x for name, x in arguments.items()}
     (out, lse), pullback = attention_vjp(**moved, return_lse=True, backend=backend)
     dout, dlse = cotangents(out.shape, lse.shape)
@@ -134,7 +144,9 @@ def check_attention(cp: Any, small: bool) -> list[tuple[str, float, float]]:
             )
             first = both_passes(arguments, cotangents, cp.asarray, cp.asnumpy, "cupy")
             again = both_passes(arguments, cotangents, cp.asarray, cp.asnumpy, "cupy")
-            for name, x, y, z in zip(("out", "lse", "dq", "dk", "dv", "dbias", "dsinks"), first, exact, again, strict=True):
+            for name, x, y, z in zip(
+                ("out", "lse", "dq", "dk", "dv", "dbias", "dsinks"), first, exact, again, strict=True
+            ):
                 if x is None or y.size <= 1:
                     continue
                 error = relative(x, y) if x.tobytes() == z.tobytes() else np.inf  # the same bits every time
@@ -175,7 +187,8 @@ def check_graph(cp: Any) -> list[tuple[str, float, float]]:
         wanted = [exact, *pullback(dout.astype(float))[:3]]
         out, pullback = graph_attention_vjp(*map(cp.asarray, (q, k, v)), graph, backend="cupy")
         worst = max(
-            relative(cp.asnumpy(x), y) for x, y in zip([out, *pullback(cp.asarray(dout))[:3]], wanted, strict=True)
+            relative(cp.asnumpy(x), y)
+            for x, y in zip([out, *pullback(cp.asarray(dout))[:3]], wanted, strict=True)
         )
         found.append((f"graph attention {np.dtype(dtype).name}", worst, limit))
     return found
@@ -191,6 +204,7 @@ class Clock:
         self.cp, self.is_model = cp, is_model
 
     def __call__(self, call: Any, repeat: int = 15) -> float:
+        """Call it once to warm up, then time it."""
         call()
         times = []
         for _ in range(2 if self.is_model else repeat):
@@ -210,6 +224,7 @@ class Clock:
 
 
 def torch_with_cuda() -> Any:
+    """PyTorch, or None where it is missing or sees no GPU."""
     try:
         import torch
     except Exception:
@@ -217,12 +232,17 @@ def torch_with_cuda() -> Any:
     return torch if torch.cuda.is_available() else None
 
 
-def time_torch(torch: Any, shape: tuple[int, ...], causal: bool, dtype: str, backend: str, backward: bool) -> float | None:
+def time_torch(
+    torch: Any, shape: tuple[int, ...], causal: bool, dtype: str, backend: str, backward: bool
+) -> float | None:
     """Milliseconds of PyTorch's SDPA by one of its backends; None where it refuses."""
     from torch.nn import attention as sdpa
 
     try:
-        q, k, v = (torch.randn(shape, device="cuda", dtype=getattr(torch, dtype), requires_grad=backward) for _ in range(3))
+        q, k, v = (
+            torch.randn(shape, device="cuda", dtype=getattr(torch, dtype), requires_grad=backward)
+            for _ in range(3)
+        )
         dout = torch.randn_like(q)
 
         def call() -> None:
@@ -255,7 +275,13 @@ def time_attention(cp: Any, clock: Clock, small: bool) -> list[str]:
         "| batch, heads, length, head_dim | dtype | mask | pass | ms | TFLOP/s | flash | cuDNN | efficient |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    shapes = [(4, 16, 4096, 128), (4, 16, 4096, 64), (1, 16, 16384, 128), (16, 16, 1024, 128), (2, 8, 4096, 256)]
+    shapes = [
+        (4, 16, 4096, 128),
+        (4, 16, 4096, 64),
+        (1, 16, 16384, 128),
+        (16, 16, 1024, 128),
+        (2, 8, 4096, 256),
+    ]
     if small:
         shapes = [(1, 1, 128, 64)]
     rng = np.random.default_rng(0)
@@ -264,19 +290,25 @@ def time_attention(cp: Any, clock: Clock, small: bool) -> list[str]:
         if kind is None:
             continue
         for shape in shapes if dtype != "float32" else shapes[:2]:
-            q, k, v, dout = (cp.asarray(rng.standard_normal(shape, dtype=np.float32).astype(kind)) for _ in range(4))
+            q, k, v, dout = (
+                cp.asarray(rng.standard_normal(shape, dtype=np.float32).astype(kind)) for _ in range(4)
+            )
             for causal in (False, True):
                 mask = masks.Causal() if causal else None
                 for backward in (False, True):
 
-                    def call(backward: bool = backward, mask: Any = mask, q: Any = q, k: Any = k, v: Any = v) -> None:
+                    def call(
+                        backward: bool = backward, mask: Any = mask, q: Any = q, k: Any = k, v: Any = v
+                    ) -> None:
                         _, pullback = attention_vjp(q, k, v, mask=mask, backend="cupy")
                         if backward:
                             pullback(dout)  # noqa: B023
 
                     ms = clock(call)
                     b, h, length, dim = shape
-                    flops = 4.0 * b * h * length**2 * dim * (0.5 if causal else 1.0) * (3.5 if backward else 1.0)
+                    flops = (
+                        4.0 * b * h * length**2 * dim * (0.5 if causal else 1.0) * (3.5 if backward else 1.0)
+                    )
                     peers = ["", "", ""]
                     if torch is not None:
                         names = ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION")
@@ -284,7 +316,8 @@ def time_attention(cp: Any, clock: Clock, small: bool) -> list[str]:
                         peers = ["" if t is None else f"{t:.3f} ms ({t / ms:.2f} x)" for t in timed]
                     lines.append(
                         f"| {', '.join(map(str, shape))} | {dtype} | {'causal' if causal else 'full'} | "
-                        f"{'forward + backward' if backward else 'forward'} | {ms:.3f} | {flops / ms / 1e9:.1f} | "
+                        f"{'forward + backward' if backward else 'forward'} | {ms:.3f} | "
+                        f"{flops / ms / 1e9:.1f} | "
                         f"{' | '.join(peers)} |"
                     )
                     print(lines[-1], flush=True)
@@ -305,26 +338,34 @@ def time_memory_bound(cp: Any, clock: Clock, small: bool) -> list[str]:
         k += cp.asarray(rng.standard_normal((1, 8, length, 128)).astype(np.float16))
         v += cp.asarray(rng.standard_normal((1, 8, length, 128)).astype(np.float16))
         ms = clock(lambda q=q, k=k, v=v: attention_vjp(q, k, v, backend="cupy"))
-        lines.append(f"| decode {batch}, 32 on 8 heads, {length} keys, 128, float16 | {ms:.3f} | {2 * k.nbytes / ms / 1e6:.0f} |")
+        lines.append(
+            f"| decode {batch}, 32 on 8 heads, {length} keys, 128, float16 | {ms:.3f} | "
+            f"{2 * k.nbytes / ms / 1e6:.0f} |"
+        )
     nodes, edges = (300, 2000) if small else (13752, 491722)
     graph = Adjacency.from_edges(rng.integers(0, nodes, edges), rng.integers(0, nodes, edges), nodes)
     q, k, v = (cp.asarray(rng.standard_normal((nodes, 8, 16)).astype(np.float32)) for _ in range(3))
     gathered = 2 * edges * 8 * 16 * 4
     ms = clock(lambda: graph_attention_vjp(q, k, v, graph, backend="cupy"))
-    lines.append(f"| graph, {nodes} nodes, {edges} edges, 8 x 16, forward | {ms:.3f} | {gathered / ms / 1e6:.0f} gathered |")
+    lines.append(
+        f"| graph, {nodes} nodes, {edges} edges, 8 x 16, forward | {ms:.3f} | "
+        f"{gathered / ms / 1e6:.0f} gathered |"
+    )
     ms = clock(lambda: graph_attention_vjp(q, k, v, graph, backend="cupy")[1](q))
     lines.append(f"| graph, forward + backward | {ms:.3f} | |")
     print("\n".join(lines[2:]), flush=True)
     return lines
 
 
-# ------------------------------------------------------------------------------------------------ compile table
+# ---------------------------------------------------------------------------------------------- compile table
 
 
 def compile_table(architectures: list[str]) -> list[str]:
     """Registers, stack, spills and shared memory of the kernels, as NVRTC makes them; needs no GPU."""
     lines = [
-        "| kernel | dtype | head_dim | features | registers " + "".join(f"{a} / " for a in architectures).rstrip("/ ") + " | shared memory | spills |",
+        "| kernel | dtype | head_dim | features | registers "
+        + "".join(f"{a} / " for a in architectures).rstrip("/ ")
+        + " | shared memory | spills |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     bytes_of = {"f16": 2, "bf16": 2, "float": 4, "double": 8}
@@ -338,7 +379,10 @@ def compile_table(architectures: list[str]) -> list[str]:
                     what = [family, c_type, str(dim), "all" if features else "none"]
                     lines.append(_row(kernel, entry, architectures, what, shared))
                     print(lines[-1], flush=True)
-    for direction, entries in (("forward", ["edge_forward"]), ("backward", ["edge_backward_rows", "edge_backward_cols"])):
+    for direction, entries in (
+        ("forward", ["edge_forward"]),
+        ("backward", ["edge_backward_rows", "edge_backward_cols"]),
+    ):
         for score in ("dot", "additive", "dynamic"):
             cut = edge_launch.cut_of(4, 8, 1 if score == "additive" else 16, 16)
             kernel = edge_launch.specialise(direction, score, "float", cut, True, score == "dot", True, False)
@@ -364,7 +408,9 @@ def main() -> int:
     parser.add_argument("--only", choices=["check", "time"])
     parser.add_argument("--compile", action="store_true", help="registers and shared memory; needs no GPU")
     parser.add_argument("--arch", default="sm_80,sm_90,sm_90a", help="architectures of --compile")
-    parser.add_argument("--model", action="store_true", help="on the CPU model of tests/cuda_host, small sizes")
+    parser.add_argument(
+        "--model", action="store_true", help="on the CPU model of tests/cuda_host, small sizes"
+    )
     options = parser.parse_args()
     if options.compile:
         compile_table(options.arch.split(","))
@@ -386,11 +432,19 @@ def main() -> int:
             card = cp.cuda.runtime.getDeviceProperties(0)["name"].decode()
         failed = 0
         if options.only != "time":
-            found = [*probes(cp, _cuda.run), *check_masked(cp), *check_attention(cp, options.model), *check_graph(cp)]
+            found = [
+                *probes(cp, _cuda.run),
+                *check_masked(cp),
+                *check_attention(cp, options.model),
+                *check_graph(cp),
+            ]
             for name, error, limit in found:
                 is_right = error <= limit
                 failed += not is_right
-                print(f"{'ok   ' if is_right else 'WRONG'} {name}: error {error:.1e}, limit {limit:.0e}", flush=True)
+                print(
+                    f"{'ok   ' if is_right else 'WRONG'} {name}: error {error:.1e}, limit {limit:.0e}",
+                    flush=True,
+                )
             if failed:
                 print(f"{failed} of {len(found)} checks failed: nothing is timed")
                 return 1

@@ -76,7 +76,10 @@ def struct_dtype(file: str, name: str) -> np.dtype[Any]:
         declaration = line.partition("//")[0].strip().rstrip(";")
         if not declaration:
             continue
-        c_type, member, size = re.fullmatch(r"([\w ]+?\*?) *(\w+)(?:\[(\d+)\])?", declaration).groups()  # type: ignore[union-attr]
+        parts = re.fullmatch(r"([\w ]+?\*?) *(\w+)(?:\[(\d+)\])?", declaration)
+        if parts is None:
+            raise ValueError(f"{file}: cannot read the member {declaration!r} of {name}")
+        c_type, member, size = parts.groups()
         kind = "u8" if c_type.endswith("*") else _NUMPY_TYPES[c_type]
         fields.append((member, kind, (int(size),)) if size else (member, kind))
     return np.dtype(fields, align=True)
@@ -93,13 +96,14 @@ def pointer(array: Any) -> int:
 
 @cache
 def why_unavailable() -> str | None:
-    """None when kernels can run on the current device, else one sentence: what is missing and how to get it."""
+    """None when kernels can run on the current device, else one sentence: what is missing, how to get it."""
     try:
         import cupy
     except ModuleNotFoundError:
         return f"CuPy is not installed: {INSTALL}"
     except Exception as error:
-        return f"CuPy is installed but cannot be imported ({type(error).__name__}: {error}): reinstall it, {INSTALL}"
+        what = f"{type(error).__name__}: {error}"
+        return f"CuPy is installed but cannot be imported ({what}): reinstall it, {INSTALL}"
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -128,7 +132,7 @@ def require_gpu_array(array: Any) -> None:
     cupy = sys.modules.get("cupy")
     if cupy is None or not isinstance(array, cupy.ndarray):
         raise TypeError(
-            f"backend='cupy' computes on the GPU, but got a {type(array).__name__}: move the arrays there with "
+            f"backend='cupy' computes on the GPU, but got a {type(array).__name__}: move the arrays with "
             "cupy.asarray(x), or choose backend='numba' or 'numpy'"
         )
 
@@ -209,10 +213,10 @@ class Resources(NamedTuple):
 
 
 def resources(log: str) -> list[Resources]:
-    """Read the log of ``compile_cubin(..., options=("--ptxas-options=-v",))``.
+    r"""Read the log of ``compile_cubin(..., options=("--ptxas-options=-v",))``.
 
-    >>> resources("ptxas info : Compiling entry function 'f' for 'sm_90'\\n"
-    ...           "    8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads\\n"
+    >>> resources("ptxas info : Compiling entry function 'f' for 'sm_90'\n"
+    ...           "    8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads\n"
     ...           "ptxas info : Used 40 registers, used 1 barriers")
     [Resources(entry='f', arch='sm_90', registers=40, stack=8, spills=8)]
     """

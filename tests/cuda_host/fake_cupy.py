@@ -1,7 +1,7 @@
 """A stand-in for CuPy: NumPy arrays of another type, kernels run by the CPU model of ``host``.
 
-It lets npattn's GPU paths run from end to end without a GPU, and is strict where CuPy is: NumPy arrays do not mix
-with its arrays.
+It lets npattn's GPU paths run from end to end without a GPU, and is strict where CuPy is: NumPy arrays do
+not mix with its arrays.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class _Memory:
         self.ptr = address
 
 
-class ndarray(np.ndarray):  # noqa: N801
+class ndarray(np.ndarray):
     """An array that claims to be on a GPU."""
 
     @property

@@ -1,6 +1,6 @@
 """Runs npattn's CUDA kernels on the CPU: g++ with cuda_host.h in place of a GPU.
 
-``run`` takes the launches that ``npattn.kernels._cuda.run`` would take, with NumPy arrays behind the pointers.
+``run`` takes the launches that ``npattn.kernels._cuda.run`` takes, with NumPy arrays behind the pointers.
 """
 
 import ctypes

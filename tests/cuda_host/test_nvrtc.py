@@ -1,4 +1,4 @@
-"""Every specialisation compiles for the real architectures: no spills, no compiler warnings, tensor cores used.
+"""Every specialisation compiles for the real architectures: no spills, no warnings, tensor cores used.
 
 Needs no GPU, but the wheels cupy-cuda13x, nvidia-cuda-nvrtc and nvidia-cuda-runtime.
 """
@@ -79,7 +79,9 @@ def test_paged_decoding_compiles():
     check(tile.specialise("decode", "f16", 128, 128, False, False, False, True), "sm_80")
 
 
-@pytest.mark.parametrize("arch", [pytest.param(a, marks=[] if a == "sm_90" else pytest.mark.slow) for a in ARCHITECTURES])
+@pytest.mark.parametrize(
+    "arch", [pytest.param(a, marks=[] if a == "sm_90" else pytest.mark.slow) for a in ARCHITECTURES]
+)
 @pytest.mark.parametrize("c_type", ["f16", "float"])
 @pytest.mark.parametrize("score", ["dot", "additive", "dynamic"])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -91,7 +93,9 @@ def test_edge_kernels_compile_without_spills(direction, score, c_type, arch):
 
 
 @pytest.mark.skipif(shutil.which("nvdisasm") is None, reason="there is no disassembler (nvdisasm)")
-@pytest.mark.parametrize(("c_type", "instruction"), [("f16", "HMMA.16816"), ("float", "HMMA.1688"), ("double", "DMMA")])
+@pytest.mark.parametrize(
+    ("c_type", "instruction"), [("f16", "HMMA.16816"), ("float", "HMMA.1688"), ("double", "DMMA")]
+)
 def test_machine_code_uses_tensor_cores(c_type, instruction, tmp_path):
     cubin = check(tile_kernel("forward", c_type, 64, NOTHING), "sm_90")
     path = tmp_path / "kernel.cubin"

@@ -1,7 +1,7 @@
 """The suites that every implementation of attention passes, by the CUDA kernels on the CPU model.
 
-The tests are those of tests/functional; here the ``attend`` fixture is the one of this folder. A quick choice runs by
-default (each specialisation is a compilation of about a second); ``pytest -m slow`` runs all of it.
+The tests are those of tests/functional; here the ``attend`` fixture is the one of this folder. A quick choice
+runs by default (each specialisation is a compilation of about a second); ``pytest -m slow`` runs all of it.
 """
 
 import sys
@@ -22,18 +22,29 @@ from npattn.testing import assert_within_budget
 
 QUICK = {
     "float64": ("plain", "gqa, causal", "all at once", "documents", "bool, all axes"),
-    "float32": ("one beyond a tile", "one query", "window", "all at once, causal", "bias, queries of each head"),
+    "float32": (
+        "one beyond a tile",
+        "one query",
+        "window",
+        "all at once, causal",
+        "bias, queries of each head",
+    ),
     "float16": ("exact tiles", "mqa", "causal, some rows empty", "all at once"),
     "bfloat16": ("one short of a tile", "all at once, causal"),
 }
-#: float32 is multiplied as three tf32 products, 22 of its 24 bits: four times a plain rounding; 16-bit results are
-#: rounded in other places than the plain computation's, as on the CPU.
+#: float32 is multiplied as three tf32 products, 22 of its 24 bits: four times a plain rounding.
+#: 16-bit results are rounded in other places than the plain computation's, as on the CPU.
 FACTOR = {"float32": 5.0, "float16": 4.0, "bfloat16": 4.0}
 
 
 def choices(*dtypes):
     return [
-        pytest.param(case, dtype, id=f"{case.name}, {dtype}", marks=[] if case.name in QUICK[dtype] else pytest.mark.slow)
+        pytest.param(
+            case,
+            dtype,
+            id=f"{case.name}, {dtype}",
+            marks=[] if case.name in QUICK[dtype] else pytest.mark.slow,
+        )
         for dtype in dtypes
         for case in by_case.CORRECTNESS
     ]
@@ -51,7 +62,9 @@ def test_results_are_as_accurate_as_the_products_allow(attend, case, dtype):
     actual, cotangents = by_case.both_passes(attend.attention_vjp, arguments, dtype)
     plain, _ = by_case.both_passes(by_case.oracle, arguments, dtype, cotangents)
     exact_cotangents = tuple(c.astype(np.float64) for c in cotangents)
-    exact, _ = by_case.both_passes(by_case.oracle, by_case.in_float64(arguments), np.float64, exact_cotangents)
+    exact, _ = by_case.both_passes(
+        by_case.oracle, by_case.in_float64(arguments), np.float64, exact_cotangents
+    )
     scale = case.options.get("scale", case.head_dim**-0.5)
     for name, *triple in zip(by_case.NAMES, actual, exact, plain, strict=True):
         if triple[1] is None:

@@ -45,8 +45,14 @@ class Items(NamedTuple):
 def items_of(ptr: Array, part_edges: int = PART_EDGES) -> Items:
     """Cut the nodes of a CSR offset array into items.
 
-    >>> items_of(np.array([0, 2, 7, 7]), part_edges=3)[:4]
-    (array([0, 2, 5, 7]), array([2, 5, 7, 7]), array([0, 1, 1, 2], dtype=int32), array([-1,  0,  1, -1], dtype=int32))
+    >>> for field in items_of(np.array([0, 2, 7, 7]), part_edges=3):
+    ...     print(field.tolist())
+    [0, 2, 5, 7]
+    [2, 5, 7, 7]
+    [0, 1, 1, 2]
+    [-1, 0, 1, -1]
+    [1]
+    [0, 2]
     """
     degree = np.diff(ptr)
     count = np.maximum(1, -(-degree // part_edges))
@@ -152,7 +158,9 @@ def params_of(problem: EdgeProblem, items: Items, arrays: dict[str, Any]) -> Arr
                     0 if size == 1 else stride // array.itemsize
                     for size, stride in zip(array.shape[:2], array.strides[:2], strict=True)
                 ]
-    p["aligned"] = all(_is_aligned(arrays[name]) for name in ("q", "k", "v", "dout") if arrays.get(name) is not None)
+    p["aligned"] = all(
+        _is_aligned(arrays[name]) for name in ("q", "k", "v", "dout") if arrays.get(name) is not None
+    )
     return p
 
 
@@ -186,7 +194,9 @@ def weights_launches(problem: EdgeProblem, items: Items, arrays: dict[str, Any])
     """The weights ``p`` from m and l."""
     kernel, cut = kernel_of("forward", problem)
     params = params_of(problem, items, arrays)
-    return [Launch(kernel, "edge_weights", _grid(len(items.node), cut, problem.heads), 32 * _WARPS, 0, params)]
+    return [
+        Launch(kernel, "edge_weights", _grid(len(items.node), cut, problem.heads), 32 * _WARPS, 0, params)
+    ]
 
 
 def backward_rows_launches(problem: EdgeProblem, items: Items, arrays: dict[str, Any]) -> list[Launch]:
@@ -196,7 +206,9 @@ def backward_rows_launches(problem: EdgeProblem, items: Items, arrays: dict[str,
     heads, threads = problem.heads, 32 * _WARPS
     return [
         Launch(kernel, "edge_delta", _grid(problem.num_targets, cut, heads), threads, 0, params),
-        Launch(kernel, "edge_backward_rows", _grid(sharing_warps(problem, items), cut, heads), threads, 0, params),
+        Launch(
+            kernel, "edge_backward_rows", _grid(sharing_warps(problem, items), cut, heads), threads, 0, params
+        ),
         Launch(kernel, "edge_sum_parts", _grid(len(items.hub_node), cut, heads), threads, 0, params),
     ]
 

@@ -117,9 +117,7 @@ def padded(dim: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def config(
-    family: str, c_type: str, head_dim: int, head_dim_v: int, has_bias: bool = False
-) -> Config:
+def config(family: str, c_type: str, head_dim: int, head_dim_v: int, has_bias: bool = False) -> Config:
     """The table's entry, its accumulator no wider than need be."""
     itemsize = {"f16": 2, "bf16": 2, "float": 4, "double": 8}[c_type]
     dims = padded(head_dim), padded(head_dim_v)
@@ -177,7 +175,7 @@ def _tile_bytes(rows: int, cols: int, itemsize: int) -> int:
 
 def shared_bytes(family: str, kernel: Kernel, itemsize: int) -> int:
     """Dynamic shared memory of a block."""
-    d = {name: value for name, value in kernel.defines}
+    d = dict(kernel.defines)
     dim, dim_v, out_cols, step = (int(d[n]) for n in ("HEAD_DIM", "HEAD_DIM_V", "OUT_COLS", "STEP"))
     block, stages = 16 * int(d["WARPS"]) * int(d["FRAGS"]), int(d["STAGES"])
     if family in ("forward", "decode"):
@@ -224,11 +222,9 @@ def params_of(problem: Problem, plan: TilePlan, arrays: dict[str, Any]) -> Array
     p["has_intervals"] = plan.lo.shape[1] > 0
     p["part_rows"] = problem.batch * problem.heads_q * problem.len_q
     p["num_splits"] = 1
-    for name in (
-        "list_of row_ptr row_first row_stop row_kind row_bits col_ptr col_first col_stop col_kind col_bits "
-        "lo hi bits"
-    ).split():
-        p[name] = pointer(getattr(plan, name))
+    for name, field in plan._asdict().items():
+        if not isinstance(field, int):
+            p[name] = pointer(field)
     for name, array in arrays.items():
         if array is not None:
             p[name] = pointer(array)
@@ -251,7 +247,7 @@ def _strides(array: Any, count: int) -> list[int]:
 
 
 def _aligned(*arrays: Any) -> bool:
-    """Whether every row of these arrays starts at a multiple of 16 bytes and is a multiple of 16 bytes long."""
+    """Whether every row starts at a multiple of 16 bytes and is a multiple of 16 bytes long."""
     for x in arrays:
         if x is None:
             continue
@@ -276,7 +272,11 @@ def forward_launches(problem: Problem, plan: TilePlan, arrays: dict[str, Any]) -
 
 
 def decode_launches(
-    problem: Problem, plan: TilePlan, arrays: dict[str, Any], splits: int, pages: tuple[int, int] | None = None
+    problem: Problem,
+    plan: TilePlan,
+    arrays: dict[str, Any],
+    splits: int,
+    pages: tuple[int, int] | None = None,
 ) -> list[Launch]:
     """Two launches: the parts, and what joins them into out, m and l.
 

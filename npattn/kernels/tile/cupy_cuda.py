@@ -1,9 +1,10 @@
 """Attention on an NVIDIA GPU: the .cu files of this folder, launched through CuPy.
 
-``cuda_launch`` says what to launch; here arrays and plans are put on the device and the launches on the current
-stream of the arrays' device. Nothing is copied back and nothing waits for the GPU.
+``cuda_launch`` says what to launch; here arrays and plans are put on the device and the launches on the
+current stream of the arrays' device. Nothing is copied back and nothing waits for the GPU.
 
-forward.cu (and merge.cu where few queries meet many keys), backward_rows.cu, backward_cols.cu, backward_bias.cu.
+forward.cu (and merge.cu where few queries meet many keys), backward_rows.cu (dq), backward_cols.cu (dk, dv),
+backward_bias.cu.
 Every result is the same bit for bit each time.
 """
 
@@ -24,7 +25,7 @@ _plans_lock = threading.Lock()
 
 
 def supports(problem: Problem) -> str | None:
-    """None, or the one thing that stands in the way: no CuPy, driver, device, or a shape it has no kernel for."""
+    """None, or what stands in the way: no CuPy, driver, device, or a shape it has no kernel for."""
     reason = _cuda.why_unavailable()
     if reason is not None:
         return reason
@@ -101,8 +102,8 @@ def paged_forward(
     page_size, pages = key_pages.shape[2], page_table.shape[1]
     if not cuda_launch.wants_decode(problem._replace(len_k=max(problem.len_k, 64)), plan):
         raise ValueError(
-            f"paged attention takes up to {cuda_launch.MAX_DECODE_ROWS} queries times heads of a group and one "
-            f"mask for all heads; got len_q={problem.len_q}, heads_q={problem.heads_q}, "
+            f"paged attention takes up to {cuda_launch.MAX_DECODE_ROWS} queries times heads of a group and "
+            f"one mask for all heads; got len_q={problem.len_q}, heads_q={problem.heads_q}, "
             f"heads_kv={problem.heads_kv}: gather the pages and call forward"
         )
     if page_table.dtype.name != "int32" or pages * page_size < problem.len_k:
@@ -211,7 +212,9 @@ def _on_device(plan: TilePlan, like: Array) -> TilePlan:
         if found is not None and found[0] is plan:
             _plans.move_to_end(key)
             return found[1]
-    moved = TilePlan(*(field if isinstance(field, int) else xp.asarray(field) for field in plan))
+    moved = plan._replace(
+        **{name: xp.asarray(field) for name, field in plan._asdict().items() if not isinstance(field, int)}
+    )
     with _plans_lock:
         _plans[key] = (plan, moved)  # the plan itself is kept too, so that its id stays its own
         while len(_plans) > _MAX_PLANS:
