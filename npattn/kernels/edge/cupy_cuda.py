@@ -173,7 +173,9 @@ def _on_device(plan: EdgePlan, xp: Any) -> _DevicePlan:
         cuda_launch.Items(*(xp.asarray(x) for x in cuda_launch.items_of(np.asarray(ptr))))
         for ptr in (plan.row_ptr, plan.col_ptr)
     )
-    lists = {name: xp.asarray(getattr(plan, name)) for name in ("row_source", "row_edge", "col_target", "col_slot")}
+    lists = {
+        name: xp.asarray(getattr(plan, name)) for name in ("row_source", "row_edge", "col_target", "col_slot")
+    }
     moved = _DevicePlan(row_items, col_items, lists)
     with _plans_lock:
         _plans[key] = (plan, moved)  # the plan itself is kept too, so that its id stays its own
