@@ -2,7 +2,7 @@
 # mypy: disallow-untyped-decorators=False, check-untyped-defs=False
 """The formulas of ``arrays`` in one pass over memory, float32, with explicit vectors.
 
-Flat work is cut into pieces of PIECE elements, row work into blocks of whole rows of about as many; each is
+Flat work is cut into pieces of PIECE elements, row work into blocks of whole rows of about ROWS; each is
 done by one thread, start to end. The cut depends on the shape alone, and partial sums over rows (dweight,
 dbias) are added in the order of the blocks: results are the same bit for bit for any number of threads.
 
@@ -48,9 +48,11 @@ from npattn.kernels.pointwise.erf import P32, Q32
 
 USABLE: Final = not _jit.INTERPRETED
 
-PIECE: Final = 1 << 14
+PIECE: Final = 1 << 16
+#: Rows are taken in blocks of about this many elements.
+ROWS: Final = 1 << 14
 #: Work of fewer elements than this stays on the calling thread: waking another costs more than it saves.
-ALONE: Final = 1 << 16
+ALONE: Final = 1 << 17
 
 F = np.float32
 ONE = F(1)
@@ -534,7 +536,7 @@ def _rows(rows: int, n: int, run: Callable[[int, int, int], None]) -> None:
 
 def _block(n: int) -> int:
     """How many rows of n features make a block."""
-    return max(1, PIECE // max(n, 1))
+    return max(1, ROWS // max(n, 1))
 
 
 def _contiguous(array: Array) -> Array:
