@@ -2,8 +2,8 @@
 
     python benchmarks/run.py [--quick] [--suite attention] [--only TEXT] [--rounds N] [--write]
 
-Every contender runs in a process of its own; all are prepared for a workload, checked, and then take turns, so
-that whatever else the machine does falls on all of them; the best of all turns counts. A contender whose
+Every contender runs in a process of its own; all are prepared for a workload, checked, and then take turns,
+so that whatever else the machine does falls on all of them; the best of all turns counts. A contender whose
 result is wrong gets no time. ``--write`` replaces the tables in docs/performance.md between its markers.
 A new suite is a module in benchmarks/suites (see attention.py there).
 """
@@ -38,7 +38,7 @@ def suites() -> list[str]:
 
 
 def serve(suite_name: str, contender: str) -> None:
-    """Answer ``["prepare", workload]`` and ``["time", seconds]``, a line of JSON each, until the input ends."""
+    """Answer ``["prepare", workload]`` and ``["time", seconds]``, a line of JSON each, until input ends."""
     from npattn.testing.bench import best_time
 
     suite = importlib.import_module(f"suites.{suite_name}")
@@ -75,7 +75,9 @@ class Worker:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, action: str, argument: Any) -> Any:
-        assert self.process.stdin is not None and self.process.stdout is not None
+        """One request, one reply."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         try:
             self.process.stdin.write(json.dumps([action, argument]) + "\n")
             self.process.stdin.flush()
@@ -85,6 +87,7 @@ class Worker:
         return json.loads(line) if line else "failed: the process ended"
 
     def close(self) -> None:
+        """End the process."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(timeout=30)
@@ -148,7 +151,7 @@ def _row(
     return "| " + " | ".join(cells) + " |"
 
 
-# --- cold start -----------------------------------------------------------------------------------------------
+# --- cold start ---------------------------------------------------------------------------------------------
 
 _FIRST_CALL = """
 import time
@@ -183,7 +186,11 @@ def cold_start() -> list[str]:
                 for _ in range(4):
                     script = _FIRST_CALL.format(dtype=dtype, backward=backward)
                     done = subprocess.run(
-                        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+                        [sys.executable, "-c", script],
+                        env=environment,
+                        capture_output=True,
+                        text=True,
+                        check=True,
                     )
                     numpy_s, npattn_s, call_s = map(float, done.stdout.split())
                     imports.append((numpy_s, npattn_s))
@@ -191,11 +198,14 @@ def cold_start() -> list[str]:
                 what = f"{dtype}, {'backward' if backward else 'forward'}"
                 lines.append(f"| {what} | {times[0]:.2f} s | {min(times[1:]):.2f} s |")
     numpy_s, npattn_s = (min(column) for column in zip(*imports, strict=True))
-    lines += ["", f"`import numpy` {numpy_s * 1e3:.0f} ms; `import npattn` after it {npattn_s * 1e3:.0f} ms more."]
+    lines += [
+        "",
+        f"`import numpy` {numpy_s * 1e3:.0f} ms; `import npattn` after it {npattn_s * 1e3:.0f} ms more.",
+    ]
     return lines
 
 
-# --- the report ------------------------------------------------------------------------------------------------
+# --- the report ---------------------------------------------------------------------------------------------
 
 
 def versions() -> str:
@@ -240,8 +250,8 @@ def main() -> None:
         f"{time.strftime('%Y-%m-%d')}, {machine()}, {platform.system()}; {versions()}.",
         "",
         f"Limits in the same run: {peak / 1e9:.0f} GFLOP/s of float32 multiply-adds on all threads, "
-        f"{bandwidth / 1e9:.1f} GB/s copied. Times are the best of {options.rounds} turns; x is how many times "
-        "as long the peer takes.",
+        f"{bandwidth / 1e9:.1f} GB/s copied. Times are the best of {options.rounds} turns; x is how many "
+        "times as long the peer takes.",
     ]
     print("\n".join(lines), flush=True)
     for name in [options.suite] if options.suite else suites():

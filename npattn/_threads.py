@@ -1,9 +1,10 @@
 """How many threads, and the only place that splits work over them.
 
 A kernel is serial over one work item; ``run`` hands items to a few threads, costliest first. The calling
-thread always takes part, so a call finishes even when every helper is busy with somebody else's. Helpers start
-on first use, wait between calls, end with the process, and are made anew in a forked child, which inherits
-none of them. Results never depend on the number of threads, because an item's result depends on the item.
+thread always takes part, so a call finishes even when every helper is busy with somebody else's. Helpers
+start on first use, wait between calls, end with the process, and are made anew in a forked child, which
+inherits none of them. Results never depend on the number of threads, because an item's result depends on the
+item.
 """
 
 import os
@@ -72,8 +73,12 @@ class _Job:
         self.work()
         with self.lock:
             self.active -= 1
-            if self.closed and self.active == 0:
+            if self._is_over():
                 self.finished.set()
+
+    def _is_over(self) -> bool:
+        """The caller waits, and nobody is left at work."""
+        return self.closed and self.active == 0
 
     def close(self) -> None:
         """Wait for the helpers at work and raise what went wrong."""

@@ -182,7 +182,7 @@ def jax(workload: str) -> Callable[[], Any] | None:
 
 
 def _is_plain(entry: Case) -> bool:
-    """Whether is_causal says the mask (PyTorch aligns at the top left, which is the same for equal lengths)."""
+    """Whether is_causal says the mask (PyTorch aligns at the top left: the same for equal lengths)."""
     return entry.mask is None or (entry.len_q == entry.len_k and "causal" in entry.name)
 
 

@@ -5,10 +5,11 @@
 multiplications are written out in `_simd`, so nothing is left for such a promise to win.
 
 **Cache.** Numba's own cache compares one file only, that of the decorated function, while these kernels are
-made of many. Here the stamp of every index is a hash over the sources of *all* compiled kernels, the processor
-and the vector width: a change in any of them invalidates everything, and two widths live side by side.
-The place is Numba's (``NUMBA_CACHE_DIR``, ``__pycache__`` beside the source, the user's cache folder); where
-none is writable, or the package is imported from a zip, functions compile anew in each process, silently.
+made of many. Here the stamp of every index is a hash over the sources of *all* compiled kernels, the
+processor and the vector width: a change in any of them invalidates everything, and two widths live side by
+side. The place is Numba's (``NUMBA_CACHE_DIR``, ``__pycache__`` beside the source, the user's cache folder);
+where none is writable, or the package is imported from a zip, functions compile anew in each process,
+silently.
 """
 
 import ctypes
@@ -33,7 +34,7 @@ from npattn.kernels._simd import _host
 _COMPILED = {"_jit", "_parts", "_simd", "numba_cpu"}  # files and folders of this name hold compiled code
 
 INTERPRETED = bool(numba.config.DISABLE_JIT)
-"""NUMBA_DISABLE_JIT is set: explicit vectors cannot run interpreted, so the Numba kernels decline all work."""
+"""NUMBA_DISABLE_JIT is set: explicit vectors cannot run interpreted, so these kernels decline all work."""
 
 
 def jit(function: Callable[..., Any]) -> Any:
@@ -66,7 +67,7 @@ def helper(returns: Any = types.void) -> Any:
     return decorate
 
 
-class _PartCompiler(compiler.CompilerBase):
+class _PartCompiler(compiler.CompilerBase):  # type: ignore[misc]
     """Numba's pipeline without the passes that find nothing to do in kernels (no closures, no literals)."""
 
     def define_pipelines(self) -> list[Any]:

@@ -1,19 +1,20 @@
 """Parts of kernels: plain functions on numbers and vectors, put into their caller's LLVM module directly.
 
 Numba's pipeline spends two milliseconds of processor time a statement on what kernels do not use: Python
-objects, arrays, type unification, reference counts. A kernel of a thousand statements took 8.5 s to compile as
-``njit`` functions and 3.7 s as parts lowered by Numba; lowered here, the Python side takes tenths of a second
-and LLVM is what remains. A part is still ordinary Numba-flavoured Python (Numba compiles the same text: see
+objects, arrays, type unification, reference counts. The forward kernel took 8.5 s to compile as ``njit``
+functions and 3.7 s as parts that Numba lowers; lowered here it takes 1.4 (Zen 4), and LLVM is most of that. A
+part is still ordinary Numba-flavoured Python (Numba compiles the same text: see
 tests/kernels/test_numba_parts.py), restricted to what this file reads:
 
 - values: integers (64 bits), floats of one precision or another, booleans, vectors, records; no other object;
 - names: parameters, variables, and constants or functions of the module;
 - calls: other parts, and Numba intrinsics (`npattn.kernels._simd`);
-- statements: assignment (also of tuples), augmented assignment, ``if``, ``while``, ``for ... in range``,
-  ``return``; expressions: arithmetic, comparison, ``and``, ``or``, ``not``, ``a if b else c``, ``record.field``.
+- statements: assignment (also of tuples), augmented assignment, ``if``, ``while``, ``for ... in range`` and
+  ``return``; expressions: arithmetic, comparison, ``and``, ``or``, ``not``, ``a if b else c``, fields of
+  records.
 
-A variable keeps the type of its first assignment; integers of 32 bits are widened when read. The kernel proper
-is a Numba function of one line that calls a part, so dispatch, caching and threads stay Numba's.
+A variable keeps the type of its first assignment; integers of 32 bits are widened when read. The kernel
+proper is a Numba function of one line that calls a part: dispatch, caching and threads stay Numba's.
 """
 
 import ast
@@ -31,35 +32,53 @@ from numba.extending import intrinsic
 BOOL = ir.IntType(1)
 
 
-def part(returns: Any = types.void) -> Any:
+def part(returns: Any = types.void, static: tuple[str, ...] = ()) -> Any:
     """Make a function callable from kernels and other parts.
 
-    ``returns`` is the Numba type of its result, or "one" for the type of its last argument.
+    ``returns`` is the Numba type of its result, or "one" for the type of its last argument. Parameters named
+    in ``static`` are True or False while compiling: each value gets a version of its own, in which an ``if``
+    on the parameter keeps one branch.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
         names = list(inspect.signature(function).parameters)
-        scope: dict[str, Any] = {"emit": lambda *kinds: _call_from_numba(function, returns, kinds)}
+        scope: dict[str, Any] = {
+            "emit": lambda *kinds: _call_from_numba(function, returns, static, names, kinds)
+        }
         exec(f"def part(typingctx, {', '.join(names)}): return emit({', '.join(names)})", scope)
         made = scope["part"]
         made.__name__ = made.__qualname__ = function.__name__
         made.__doc__ = function.__doc__
         made.__module__ = function.__module__
-        made = intrinsic(made)
+        made = intrinsic(prefer_literal=True)(made) if static else intrinsic(made)
         made.function, made.returns = function, returns
+        made.static = [name in static for name in names]
         return made
 
     return decorate
 
 
-def _call_from_numba(function: Callable[..., Any], returns: Any, kinds: tuple[Any, ...]) -> Any:
+def _call_from_numba(
+    function: Callable[..., Any],
+    returns: Any,
+    static: tuple[str, ...],
+    names: list[str],
+    kinds: tuple[Any, ...],
+) -> Any:
     """Signature and code generator of a call out of a function that Numba lowers."""
-    kinds = tuple(_widened(types.unliteral(kind)) for kind in kinds)
+    kinds = tuple(
+        kind if name in static else _widened(types.unliteral(kind))
+        for name, kind in zip(names, kinds, strict=True)
+    )
     result = kinds[-1] if returns == "one" else returns
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         lowered = _lowered(context, builder.module, function, kinds, result)
-        arguments = [_to_part(builder, kind, value) for kind, value in zip(kinds, values, strict=True)]
+        arguments = [
+            _to_part(builder, kind, value)
+            for kind, value in zip(kinds, values, strict=True)
+            if not isinstance(kind, types.Literal)
+        ]
         value = builder.call(lowered, arguments)
         return context.get_dummy_value() if result == types.void else value
 
@@ -96,7 +115,8 @@ def _lowered(context: Any, module: Any, function: Any, kinds: tuple[Any, ...], r
     key = (function, kinds)
     if key not in made:
         returns = ir.VoidType() if result == types.void else _llvm(context, result)
-        signature = ir.FunctionType(returns, [_llvm(context, kind) for kind in kinds])
+        passed = [_llvm(context, kind) for kind in kinds if not isinstance(kind, types.Literal)]
+        signature = ir.FunctionType(returns, passed)
         name = f"npattn.{function.__module__.rpartition('.')[2]}.{function.__name__}.{len(made)}"
         target = ir.Function(module, signature, name)
         target.linkage = "internal"
@@ -126,11 +146,15 @@ class _Lowering:
         self.result = result
         self.node = _definitions(function.__module__)[function.__name__]
         self.variables: dict[str, tuple[Any, Any]] = {}  # name -> (type, where it is kept)
-        self.arguments = [Value(kind, value) for kind, value in zip(kinds, target.args, strict=True)]
+        self.known: dict[str, bool] = {}  # static parameters
+        values = iter(target.args)
+        for parameter, kind in zip(self.node.args.args, kinds, strict=True):
+            if isinstance(kind, types.Literal):
+                self.known[parameter.arg] = kind.literal_value
+            else:
+                self.assign(parameter.arg, Value(kind, next(values)))
 
     def run(self) -> None:
-        for parameter, value in zip(self.node.args.args, self.arguments, strict=True):
-            self.assign(parameter.arg, value)
         self.block(self.node.body)
         if not self.builder.block.is_terminated:
             if self.result == types.void:
@@ -148,8 +172,8 @@ class _Lowering:
 
     def refuse(self, node: ast.AST) -> Any:
         raise NotImplementedError(
-            f"{self.function.__module__}.{self.function.__name__}, line {getattr(node, 'lineno', '?')}: a part "
-            f"cannot hold {type(node).__name__}: {ast.unparse(node)}"
+            f"{self.function.__module__}.{self.function.__name__}, line {getattr(node, 'lineno', '?')}: a "
+            f"part cannot hold {type(node).__name__}: {ast.unparse(node)}"
         )
 
     def assign(self, name: str, value: Value) -> None:
@@ -189,6 +213,9 @@ class _Lowering:
             self.builder.ret(self.cast(self.value(node.value), self.result))
 
     def do_If(self, node: ast.If) -> None:
+        if isinstance(node.test, ast.Name) and node.test.id in self.known:
+            self.block(node.body if self.known[node.test.id] else node.orelse)
+            return
         then, other, after = (self.builder.append_basic_block(name) for name in ("then", "else", "after"))
         self.builder.cbranch(self.truth(node.test), then, other)
         for start, body in ((then, node.body), (other, node.orelse)):
@@ -221,12 +248,13 @@ class _Lowering:
         call = node.iter
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "range"):
             self.refuse(node)
-        assert isinstance(call, ast.Call) and isinstance(node.target, ast.Name)
+        assert isinstance(call, ast.Call)
+        assert isinstance(node.target, ast.Name)
         limits = [self.cast(self.value(argument), types.intp) for argument in call.args]
         one, zero = limits[0].type(1), limits[0].type(0)
-        start, stop, step = {1: lambda: (zero, limits[0], one), 2: lambda: (*limits, one), 3: lambda: limits}[
-            len(limits)
-        ]()
+        start = limits[0] if len(limits) > 1 else zero
+        stop = limits[1] if len(limits) > 1 else limits[0]
+        step = limits[2] if len(limits) > 2 else one
         down = len(call.args) == 3 and isinstance(call.args[2], ast.UnaryOp)  # a step like -1; others are > 0
         counter = cgutils.alloca_once(self.builder, start.type)
         self.builder.store(start, counter)
@@ -295,7 +323,7 @@ class _Lowering:
         if node.id in self.variables:
             kind, slot = self.variables[node.id]
             return Value(kind, self.builder.load(slot))
-        value = self.names.get(node.id)
+        value = self.known.get(node.id, self.names.get(node.id))
         if not isinstance(value, (bool, int, float)):
             self.refuse(node)
         return self.constant(value)
@@ -406,16 +434,23 @@ class _Lowering:
             self.refuse(node)
         assert isinstance(node.func, ast.Name)
         callee = self.names.get(node.func.id)
-        values = [self.value(argument) for argument in node.args]
         function = getattr(callee, "function", None)
         if function is not None:
-            kinds = tuple(_widened(value.kind) for value in values)
-            arguments = [self.cast(value, kind) for value, kind in zip(values, kinds, strict=True)]
+            kinds, arguments = [], []
+            for argument, is_static in zip(node.args, callee.static, strict=True):
+                if is_static:
+                    known = argument.value if isinstance(argument, ast.Constant) else self.known[argument.id]  # type: ignore[attr-defined]
+                    kinds.append(types.literal(known))
+                    continue
+                value = self.value(argument)
+                kinds.append(_widened(value.kind))
+                arguments.append(self.cast(value, kinds[-1]))
             result = kinds[-1] if callee.returns == "one" else callee.returns
-            lowered = _lowered(self.context, self.builder.module, function, kinds, result)
+            lowered = _lowered(self.context, self.builder.module, function, tuple(kinds), result)
             return Value(result, self.builder.call(lowered, arguments))
         if not hasattr(callee, "_defn"):
             self.refuse(node)
+        values = [self.value(argument) for argument in node.args]
         signature, codegen = callee._defn(self.context.typing_context, *(value.kind for value in values))
         arguments = [self.cast(value, kind) for value, kind in zip(values, signature.args, strict=True)]
         return Value(signature.return_type, codegen(self.context, self.builder, signature, arguments))

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-import npattn
 from npattn import _threads
+from npattn.functional.attention import attention, attention_vjp
 from npattn.testing.cases import Case, case
 
 QUICK = (
@@ -58,7 +58,7 @@ def machine() -> str:
 
 
 def copy_bandwidth(seconds: float = 0.5) -> float:
-    """Bytes read per second while all threads copy arrays far larger than the caches (as many are written)."""
+    """Bytes read per second while all threads copy arrays far larger than the caches (and are written)."""
     threads = _threads.get_num_threads()
     source = np.ones((threads, 16 << 20), np.float32)
     target = np.empty_like(source)
@@ -93,12 +93,12 @@ def call(entry: Case, direction: str, dtype: Any = np.float32, backend: str = "a
     """A function without arguments that does what is timed: "forward" or "forward + backward"."""
     arguments = entry.arguments(dtype)
     if direction == "forward":
-        return lambda: npattn.attention(**arguments, backend=backend)
+        return lambda: attention(**arguments, backend=backend)
     shape = (*arguments["query"].shape[:-1], arguments["value"].shape[-1])
     dout = np.random.default_rng(1).standard_normal(shape).astype(dtype)
 
     def both() -> Any:
-        out, pullback = npattn.attention_vjp(**arguments, backend=backend)
+        out, pullback = attention_vjp(**arguments, backend=backend)
         return out, pullback(dout)
 
     return both
@@ -154,8 +154,8 @@ def bench(seconds: float = 60.0, write: Callable[[str], Any] = sys.stdout.write)
 def is_right(entry: Case, result: Any, dtype: Any = np.float32, tolerance: float = 1e-4) -> bool:
     """Whether a result of ``call`` (any contender's, as arrays) agrees with float64 on some rows.
 
-    The output is compared in the first, a middle and the last rows of the first and last head; with a backward
-    pass (result = (out, gradients)) so is dQ, and dK and dV are compared through the identity
+    The output is compared in the first, a middle and the last rows of the first and last head; with a
+    backward pass (result = (out, gradients)) so is dQ, and dK and dV are compared through the identity
     sum(dk * k) = sum(dq * q), which holds for every softmax, and sum(dv * v) = sum(dout * out).
     """
     arguments = entry.arguments(dtype)
@@ -192,7 +192,9 @@ def is_right(entry: Case, result: Any, dtype: Any = np.float32, tolerance: float
         for left, right in (((dk, k), (dq, q)), ((dv, v), (dout, out))):
             a = float(np.vdot(left[0], left[1].astype(np.float64)))
             b_ = float(np.vdot(right[0].astype(np.float64), right[1].astype(np.float64)))
-            size = float(np.linalg.norm(right[0].astype(np.float64)) * np.linalg.norm(right[1].astype(np.float64)))
+            size = float(
+                np.linalg.norm(right[0].astype(np.float64)) * np.linalg.norm(right[1].astype(np.float64))
+            )
             if abs(a - b_) > tolerance * max(size, 1e-30):
                 return False
     return True
@@ -203,7 +205,9 @@ def _visible(entry: Case, b: int, h: int, i: int, columns: Any) -> Any:
 
     mask: Any = entry.mask
     extent = Extent(entry.batch, entry.heads_q, entry.len_q, entry.len_k)
-    return np.broadcast_to(mask.allowed(extent, np.int64(b), np.int64(h), np.int64(i), columns), columns.shape)
+    return np.broadcast_to(
+        mask.allowed(extent, np.int64(b), np.int64(h), np.int64(i), columns), columns.shape
+    )
 
 
 def _close(ours: Any, exact: Any, tolerance: float) -> bool:

@@ -189,7 +189,7 @@ def test_dropout_words_are_those_of_keep_mask(dtype: Any) -> None:
     lanes = _host.lanes(np.dtype(dtype).itemsize * 8)
     kept = np.empty(512, dtype)
     dropped(address(kept), np.array(words), 512 // lanes, lanes, threshold(p), dtype(1))
-    expected = keep_mask(seed, tuple(map(np.array, (b, h, i))) + (np.arange(512),), p)
+    expected = keep_mask(seed, (*tuple(map(np.array, (b, h, i))), np.arange(512)), p)
     np.testing.assert_array_equal(kept != 0, expected)
 
 
@@ -202,7 +202,8 @@ def test_horizontal_sum_and_maximum(dtype: Any) -> None:
     assert target.tolist() == [lanes * (lanes - 1) / 2, lanes - 1]
 
 
-# --- other widths, interpretation, and the disk cache, each in a fresh process --------------------------------
+# --- other widths, interpretation, and the disk cache, each in a fresh process
+# --------------------------------
 
 
 def _run(code: str, *arguments: str, cwd: Any = None, **environment: str) -> str:
@@ -305,7 +306,7 @@ def copied_package(tmp_path: Path) -> Path:
 
 
 def test_a_change_in_any_kernel_source_invalidates_the_cache(copied_package: Path, tmp_path: Path) -> None:
-    """A vector routine lives in another file than the kernel that is cached: Numba alone would run stale code."""
+    """A vector routine lives in another file than the cached kernel: Numba alone would run stale code."""
     environment = {"PYTHONPATH": str(copied_package.parent), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     assert _run(_SMALL, cwd=tmp_path, **environment) == "0 1"
     assert _run(_SMALL, cwd=tmp_path, **environment) == "1 0"

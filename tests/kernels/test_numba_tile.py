@@ -214,7 +214,8 @@ def test_strided_inputs_are_read_in_place() -> None:
         stored = np.ascontiguousarray(array[:, :, ::-1].transpose(0, 2, 1, 3))
         view = stored.transpose(0, 2, 1, 3)[:, :, ::-1]
         view.flags.writeable = False
-        assert view.strides[2] < 0 and (view == array).all()
+        assert view.strides[2] < 0
+        assert (view == array).all()
         return view
 
     for name in ("q", "k", "v", "dout"):
@@ -259,9 +260,11 @@ def test_what_is_masked_never_leaks(dtype: str, bias: bool) -> None:
     for name, a, b in zip(grads._fields, dirty_grads, grads, strict=True):
         if a is not None:
             assert_close(name, a, b, 4 * tolerance)
-    assert (dirty_grads.key[:, :, 40:90] == 0).all() and (dirty_grads.value[:, :, 40:90] == 0).all()
+    assert (dirty_grads.key[:, :, 40:90] == 0).all()
+    assert (dirty_grads.value[:, :, 40:90] == 0).all()
     assert (dirty_grads.query[:, :, 10:15] == 0).all()
-    assert (dirty_result.out[:, :, 10:15] == 0).all() and (dirty_result.l[:, :, 10:15] == 0).all()
+    assert (dirty_result.out[:, :, 10:15] == 0).all()
+    assert (dirty_result.l[:, :, 10:15] == 0).all()
 
 
 @pytest.mark.parametrize("value", [np.finfo(np.float32).min, 1e5, -1e5])
@@ -296,7 +299,8 @@ def test_a_sum_of_4096_equal_weights_is_exact() -> None:
     case.q[...] = 0
     case.v[...] = 1
     result = case.forward()
-    assert (result.out == 1).all() and (result.l == 4096).all()
+    assert (result.out == 1).all()
+    assert (result.l == 4096).all()
 
 
 def test_dropout_keeps_what_keep_mask_says() -> None:

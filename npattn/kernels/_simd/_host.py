@@ -42,7 +42,7 @@ HAS_HALF = not IS_X86 or "f16c" in CPU_FEATURES or "avx512f" in CPU_FEATURES
 HAS_BF16_DOT = IS_X86 and WIDTH == 16 and "avx512bf16" in CPU_FEATURES
 TILE_ROWS = 6
 TILE_VECTORS = 4 if (WIDTH == 16 or not IS_X86) else 2
-"""The register tile of the matmul: 6 x 4 vectors with 32 registers, 6 x 2 with 16 (PERFORMANCE in matmul.py)."""
+"""The register tile of the matmul: 6 x 4 vectors with 32 registers, 6 x 2 with 16 (see matmul.py)."""
 
 
 def lanes(bits: int) -> int:

@@ -31,7 +31,7 @@ _EXP_32 = (
     5.0000001201e-1,
 )
 _EXP_64 = tuple(1.0 / math.factorial(n) for n in range(13, 1, -1))
-# scalar bits: (lowest x, highest x, ln 2 high, ln 2 low, polynomial of r**2 and up, bias and bits of the exponent)
+# scalar bits: (lowest x, highest x, ln 2 high, ln 2 low, polynomial of r**2 and up, exponent bias, its place)
 _EXP = {
     32: (-110.0, 110.0, 0.693359375, -2.12194440e-4, _EXP_32, 127, 23),
     64: (-760.0, 760.0, 6.93145751953125e-1, 1.42860682030941723212e-6, _EXP_64, 1023, 52),
@@ -49,7 +49,7 @@ def _polynomial(builder: Any, x: Any, coefficients: tuple[float, ...]) -> Any:
 
 
 def emit_exp(builder: Any, vec: Vec, x: Any) -> Any:
-    """exp(x)."""
+    """The exponential."""
     lowest, highest, ln2_high, ln2_low, coefficients, bias, mantissa = _EXP[vec.scalar.bitwidth]
     kind = x.type
     low, high = constant(kind, lowest), constant(kind, highest)
@@ -72,7 +72,7 @@ def emit_exp(builder: Any, vec: Vec, x: Any) -> Any:
 
 
 def _emit_scalef(builder: Any, vec: Vec, y: Any, n: Any) -> Any:
-    """y * 2**n by one AVX-512 instruction (mask all ones, rounding as the thread has it)."""
+    """Return y * 2**n by one AVX-512 instruction (mask all ones, rounding as the thread has it)."""
     name = "llvm.x86.avx512.mask.scalef." + ("ps.512" if vec.scalar.bitwidth == 32 else "pd.512")
     mask = ir.IntType(vec.lanes)
     function = cgutils.get_or_insert_function(
@@ -82,7 +82,7 @@ def _emit_scalef(builder: Any, vec: Vec, y: Any, n: Any) -> Any:
 
 
 def emit_tanh(builder: Any, vec: Vec, x: Any) -> Any:
-    """tanh(x)."""
+    """The hyperbolic tangent."""
     kind = x.type
     one, two = constant(kind, 1.0), constant(kind, 2.0)
     size = call_same(builder, "llvm.fabs", x)
@@ -107,7 +107,7 @@ def _emit_with_sign(builder: Any, vec: Vec, size: Any, sign_of: Any) -> Any:
 
 @intrinsic
 def exp(typingctx: Any, vector: Any) -> Any:
-    """e to the power of each lane."""
+    """The exponential of each lane."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return emit_exp(builder, signature.return_type, arguments[0])
@@ -117,7 +117,7 @@ def exp(typingctx: Any, vector: Any) -> Any:
 
 @intrinsic
 def exp_scalar(typingctx: Any, x: Any) -> Any:
-    """exp of one scalar, with the bits of the vector's: libm's would differ from machine to machine."""
+    """The exponential of one scalar, with the vector's bits: libm's would differ between machines."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         vec = Vec(signature.return_type)

@@ -8,6 +8,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from npattn.kernels._simd.vectors import (
@@ -21,6 +22,19 @@ from npattn.kernels._simd.vectors import (
 )
 
 I16 = ir.IntType(16)
+
+
+class BFloat(ir.Type):  # type: ignore[misc]
+    """LLVM's bfloat, which llvmlite does not know: enough to name it in an intrinsic's signature."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloat)
+
+    def __hash__(self) -> int:
+        return hash(BFloat)
 
 
 def _widen_half(builder: Any, bits: Any, kind: Any) -> Any:
@@ -115,6 +129,55 @@ def _storer(narrow: Any) -> Any:
     return operation
 
 
+@intrinsic
+def store_rounded(typingctx: Any, address: Any, vector: Any) -> Any:
+    """Store a float32 vector as bfloat16, nearest even (AVX-512's instruction); returns what was stored."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value = arguments[1]
+        narrow = ir.VectorType(BFloat(), value.type.count)
+        name = "llvm.x86.avx512bf16.cvtneps2bf16.512"
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(narrow, [value.type]), name)
+        bits = builder.bitcast(builder.call(function, [value]), ir.VectorType(I16, value.type.count))
+        emit_store(builder, arguments[0], bits)
+        return _widen_bfloat(builder, bits, value.type)
+
+    return vector(types.intp, vector), codegen
+
+
+@intrinsic
+def load_half_pair(typingctx: Any, address: Any) -> Any:
+    """The 16 bits at ``address`` as the first of a pair whose second is zero."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.zext(emit_load(builder, arguments[0], I16), I32)
+
+    return types.int32(types.intp), codegen
+
+
+@intrinsic
+def store_pairs(typingctx: Any, first: Any, second: Any, target: Any, one: Any) -> Any:
+    """Lane c of the vector stored is the pair of the c-th 16-bit elements at ``first`` and ``second``.
+
+    ``second`` 0 stands for zeros.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        first, second, target, _ = arguments
+        count = Vec(signature.args[3]).lanes
+        narrow, wide = ir.VectorType(I16, count), ir.VectorType(I32, count)
+        missing = builder.icmp_signed("==", second, second.type(0))
+        upper = emit_load(builder, builder.select(missing, first, second), narrow)
+        upper = builder.shl(builder.zext(upper, wide), constant(wide, 16))
+        upper = builder.select(missing, constant(wide, 0), upper)
+        lower = builder.zext(emit_load(builder, first, narrow), wide)
+        emit_store(builder, target, builder.or_(lower, upper))
+        return context.get_dummy_value()
+
+    i = types.intp
+    return types.void(i, i, i, one), codegen
+
+
 load_half = _loader(_widen_half)
 load_bfloat = _loader(_widen_bfloat)
 load_scalar_half = _scalar_loader(_widen_half)
@@ -123,10 +186,14 @@ store_half = _storer(_round_half)  # a vector or a scalar
 store_bfloat = _storer(_round_bfloat)
 
 __all__ = [
+    "BFloat",
     "load_bfloat",
     "load_half",
+    "load_half_pair",
     "load_scalar_bfloat",
     "load_scalar_half",
     "store_bfloat",
     "store_half",
+    "store_pairs",
+    "store_rounded",
 ]

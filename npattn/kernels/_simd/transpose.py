@@ -1,7 +1,7 @@
 """Transposing a square of lanes x lanes elements in registers.
 
-log2(lanes) rounds; in round s the pairs of vectors s apart exchange the halves of every 2s lanes. For 16 lanes
-that is 64 shuffles for 256 elements, against 256 scalar loads and stores.
+log2(lanes) rounds; in round s the pairs of vectors s apart exchange the halves of every 2s lanes. For 16
+lanes that is 64 shuffles for 256 elements, against 256 scalar loads and stores.
 """
 
 from typing import Any
@@ -66,8 +66,28 @@ def _square(widen: Any) -> Any:
     return square
 
 
+@intrinsic
+def square_pairs(typingctx: Any, source: Any, source_row: Any, target: Any, target_row: Any, one: Any) -> Any:
+    """The square of 32-bit elements transposed as it is: nothing is computed with them."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, source_row, target, target_row, _ = arguments
+        lanes = Vec(signature.args[-1]).lanes
+        kind = ir.VectorType(ir.IntType(32), lanes)
+        rows = [
+            emit_load(builder, builder.add(source, builder.mul(source_row, source.type(r))), kind)
+            for r in range(lanes)
+        ]
+        for r, column in enumerate(emit_transpose(builder, rows)):
+            emit_store(builder, builder.add(target, builder.mul(target_row, source.type(r))), column)
+        return context.get_dummy_value()
+
+    i = types.intp
+    return types.void(i, i, i, i, one), codegen
+
+
 square = _square(None)
 square_half = _square(_widen_half)
 square_bfloat = _square(_widen_bfloat)
 
-__all__ = ["square", "square_bfloat", "square_half"]
+__all__ = ["square", "square_bfloat", "square_half", "square_pairs"]

@@ -1,7 +1,7 @@
 """The vector type and its basic operations.
 
-``Vec(scalar)`` is a Numba type whose value is one LLVM vector of float32 or float64 lanes (as many as the host
-has, `_host.lanes`). Operations that make a vector out of an address take ``one``, any float32 or float64
+``Vec(scalar)`` is a Numba type whose value is one LLVM vector of float32 or float64 lanes (as many as the
+host has, `_host.lanes`). Operations that make a vector out of an address take ``one``, any float32 or float64
 scalar, whose *type* says which lanes are meant, so that one source text serves both precisions. Addresses
 are plain integers (bytes). No operation assumes alignment or tells LLVM anything that may be false.
 """
@@ -18,7 +18,7 @@ from npattn.kernels._simd import _host
 I32 = ir.IntType(32)
 
 
-class Vec(types.Type):
+class Vec(types.Type):  # type: ignore[misc]
     """A vector of the host's width with lanes of type ``scalar`` (float32 or float64)."""
 
     def __init__(self, scalar: Any) -> None:
@@ -43,12 +43,13 @@ def int_vector(vec: Vec) -> ir.VectorType:
 
 
 @register_model(Vec)
-class _VecModel(models.PrimitiveModel):
+class _VecModel(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, dmm: Any, fe_type: Vec) -> None:
         super().__init__(dmm, fe_type, llvm_vector(fe_type))
 
 
-# --- pieces of code generation, shared with the neighbouring modules ------------------------------------------
+# --- pieces of code generation, shared with the neighbouring modules
+# ------------------------------------------
 
 
 def constant(vector_type: ir.VectorType, value: Any) -> ir.Constant:
@@ -74,7 +75,7 @@ def call_same(builder: Any, name: str, *operands: Any) -> Any:
 
 
 def emit_fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c, fused where the processor can (a call into libm otherwise, so two operations then)."""
+    """Return a * b + c, fused where the processor can (else two operations, not a call into libm)."""
     if _host.HAS_FMA:
         return call_same(builder, "llvm.fma", a, b, c)
     return builder.fadd(builder.fmul(a, b), c)
@@ -220,7 +221,7 @@ div = _binary("fdiv")
 
 @intrinsic
 def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c."""
+    """Return a * b + c."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return emit_fma(builder, *arguments)
@@ -264,7 +265,7 @@ def any_nan(typingctx: Any, a: Any) -> Any:
 
 @intrinsic
 def keep_where_equal(typingctx: Any, test: Any, scalar: Any, a: Any, b: Any) -> Any:
-    """a where ``test`` equals ``scalar``, else b."""
+    """Take a where ``test`` equals ``scalar``, else b."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         test, scalar, a, b = arguments
@@ -354,6 +355,16 @@ def store_scalar(typingctx: Any, address: Any, scalar: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.intp, scalar), codegen
+
+
+@intrinsic
+def cast_int32(typingctx: Any, value: Any) -> Any:
+    """The lower 32 bits of an integer."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.trunc(arguments[0], I32)
+
+    return types.int32(types.intp), codegen
 
 
 def _chooser(comparison: str) -> Any:

@@ -1,8 +1,8 @@
 """Backward kernels: five matrix products per pair of tiles, no atomics.
 
 Loop order: a work unit is one chunk of key tiles of one (batch element, key head). For each key tile it packs
-K^T (scaled) and V^T, clears dK and dV of the tile in scratch, and walks the group's query heads and the tile's
-query spans::
+K^T (scaled) and V^T, clears dK and dV of the tile in scratch, and walks the group's query heads and the
+tile's query spans::
 
     S  = Q K^T        P  = exp(S - m) / l
     dP = dO V^T       dS = P * (dP - e)             e = delta - dlse, once per row in `row_units`
@@ -13,9 +13,9 @@ dK and dV of a tile belong to one unit. dQ belongs to a chunk: each chunk adds i
 threads, so the sums are made in one order whatever the machine does. P and dS are read down their columns for
 dV and dK (`_simd.matmul` takes any strides for A): nothing is transposed but K and V, once per key tile.
 
-dbias: where one unit sees every pair that a bias entry belongs to, dS is added to it on the way; a bias shared
-by batch elements or by heads of several units is served by `bias_units`, which recomputes S and dP (two more
-products), each unit owning the entries it adds to.
+dbias: where one unit sees every pair that a bias entry belongs to, dS is added to it on the way; a bias
+shared by batch elements or by heads of several units is served by `bias_units`, which recomputes S and dP
+(two more products), each unit owning the entries it adds to.
 """
 
 from typing import Final
@@ -198,7 +198,7 @@ def add_dbias(p, b, h, i0, count, j0, width_k, ds, s_row, one):
 
 @part()
 def uncap(p, ds, capped, s_row, rows, vectors, factor, one):
-    """d of softcap: dS times factor * (1 - (capped / softcap)**2)."""
+    """Through softcap: dS times factor * (1 - (capped / softcap)**2)."""
     width = vector_bytes(one)
     inverse = splat(cast(1.0 / p.softcap, one))
     ones = splat(cast(1.0, one))
@@ -214,9 +214,10 @@ def uncap(p, ds, capped, s_row, rows, vectors, factor, one):
 
 @part(types.boolean)
 def tile_gradients(
-    p, b, h, lst, i0, count, j0, width_k, kind, bitmap, q, q_row, do, do_row, kt, vt, s, dp, capped, factor, one
+    p, b, h, lst, i0, count, j0, width_k, kind, bitmap, q, q_row, do, do_row, kt, vt, s, dp, capped,
+    factor, one,
 ):  # fmt: skip
-    """S and dP of one pair of tiles, then P and factor * dS in their place; returns whether pairs are masked."""
+    """S and dP of one pair of tiles, then P and factor * dS in place; returns whether pairs are masked."""
     n = lanes(one)
     size = scalar_bytes(one)
     vectors = (width_k + n - 1) // n
@@ -276,7 +277,7 @@ def pair_step(
 
 @part()
 def key_tile(p, b, g, chunk, tile, scratch, one):
-    """dK and dV of one key tile, and its share of dQ."""
+    """Compute dK and dV of one key tile, and its share of dQ."""
     n = lanes(one)
     size = scalar_bytes(one)
     width = vector_bytes(one)
@@ -363,7 +364,7 @@ def key_units(address, first, stop, scratch, one):
 
 @part()
 def _key_units(address, first, stop, scratch, one):
-    """dK, dV and the chunks' dQ; unit = chunk * (batch * heads_kv) + b * heads_kv + g."""
+    """Compute dK, dV and the chunks' dQ; unit = chunk * (batch * heads_kv) + b * heads_kv + g."""
     p = params_at(address)
     pairs = p.batch * p.heads_kv
     for unit in range(first, stop):
@@ -384,7 +385,7 @@ def reduce_units(address, first, stop, scratch, one):
 
 @part()
 def _reduce_units(address, first, stop, scratch, one):
-    """dQ: the chunks' shares added in order and rounded into the result; unit = b * heads_q + h."""
+    """Finish dQ: the chunks' shares added in order and rounded into the result; unit = b * heads_q + h."""
     p = params_at(address)
     n = lanes(one)
     width = vector_bytes(one)
@@ -416,7 +417,7 @@ def bias_units(address, first, stop, scratch, one):
 
 @part()
 def _bias_units(address, first, stop, scratch, one):
-    """dbias of a bias that several (batch element, key head) pairs share.
+    """Compute dbias of a bias that several (batch element, key head) pairs share.
 
     unit = (bb * dbias_heads + hb) * rows + row over the bias's own batch and head axes, with rows = 1 where
     queries share an entry. A unit adds up everything its entries belong to, in a fixed order.
@@ -477,8 +478,8 @@ def _bias_units(address, first, stop, scratch, one):
                             unity = cast(1.0, one)
                             pack_transposed(v, p.v_j, vt, s_row, width_k, p.dim_v, unity, p.kind, one)
                             tile_gradients(
-                                p, b, h, lst, i0, count, j0, width_k, kind, bitmap, q, q_row, do, v_row, kt, vt, s,
-                                dp, capped, unity, one,
+                                p, b, h, lst, i0, count, j0, width_k, kind, bitmap, q, q_row, do, v_row, kt,
+                                vt, s, dp, capped, unity, one,
                             )  # fmt: skip
                             add_dbias(p, b, h, i0, count, j0, width_k, dp, s_row, one)
 

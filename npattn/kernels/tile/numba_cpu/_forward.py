@@ -16,7 +16,7 @@ from numba import types
 from npattn.kernels._jit import jit
 from npattn.kernels._parts import part
 from npattn.kernels._simd.exp import exp_scalar
-from npattn.kernels._simd.matmul import matmul
+from npattn.kernels._simd.matmul import matmul, matmul_pairs
 from npattn.kernels._simd.vectors import (
     cast,
     fma,
@@ -37,16 +37,20 @@ from npattn.kernels._simd.vectors import (
 from npattn.kernels.tile.numba_cpu._params import params_at
 from npattn.kernels.tile.numba_cpu._rows import (
     NEGATIVE_INFINITY,
+    copy_pairs,
     copy_rows,
     fill_zero,
     has_nonfinite,
+    pack_pairs_of_rows,
+    pack_pairs_transposed,
     pack_transposed,
+    round_rows,
     store_row,
 )
 from npattn.kernels.tile.numba_cpu._tile import (
     drop_rows,
-    first_visible,
     finish_logits,
+    first_visible,
     last_visible,
     list_of,
     matmul_visible,
@@ -59,10 +63,10 @@ from npattn.plans.tiles import INTERVAL
 STRIP: Final = 12  # rows; two register tiles
 
 
-@part()
+@part(static=("dot",))
 def key_step(
     p, b, lst, h0, heads, i0, count, j0, width_k, kind, bitmap, q, q_row, packed, v, value_row, s, visible, m,
-    l_parts, acc, acc_row, shares, one,
+    l_parts, acc, acc_row, shares, rounded, plain_v, g, dot, one,
 ):  # fmt: skip
     """One step of the online softmax: a block of rows meets up to tile_k keys.
 
@@ -74,12 +78,26 @@ def key_step(
     rows = heads * count
     vectors = (width_k + n - 1) // n
     acc_vectors = (p.dim_v + n - 1) // n
-    matmul(q, q_row, size, packed, s_row, s, s_row, rows, vectors, p.dim, False, one)
+    if dot:
+        depth = (p.dim + 1) // 2
+        matmul_pairs(q, q_row, 4, packed, s_row, s, s_row, rows, vectors, depth, False, one)
+    else:
+        matmul(q, q_row, size, packed, s_row, s, s_row, rows, vectors, p.dim, False, one)
     partial = finish_logits(
         p, b, lst, h0, heads, i0, count, j0, width_k, kind, bitmap, s, s_row, vectors, 0, one
     )
+    v_at = v
+    v_row = value_row
     if partial:
-        partial = has_nonfinite(v, value_row, width_k, acc_vectors, one)
+        if dot:  # whole pairs are multiplied: the key behind an odd width too
+            v_at = plain_v
+            v_row = acc_row
+            keys_read = lesser((width_k + 1) // 2 * 2, p.len_k - j0)
+            source = p.v + b * p.v_b + g * p.v_h + j0 * p.v_j
+            copy_rows(source, p.v_j, plain_v, acc_row, keys_read, p.dim_v, p.kind, one)
+            partial = has_nonfinite(plain_v, acc_row, keys_read, acc_vectors, one)
+        else:
+            partial = has_nonfinite(v, value_row, width_k, acc_vectors, one)
         if partial:
             note_visible(s, s_row, visible, rows, vectors, one)
     online_softmax(s, s_row, m, l_parts, acc, acc_row, acc_vectors, rows, vectors, one)
@@ -89,16 +107,26 @@ def key_step(
     if p.has_dropout:
         drop_rows(p, b, h0, heads, i0, count, j0, s, s_row, vectors, one)
     if partial:
-        matmul_visible(s, visible, s_row, size, v, value_row, acc, acc_row, rows, acc_vectors, width_k, one)
+        matmul_visible(s, visible, s_row, size, v_at, v_row, acc, acc_row, rows, acc_vectors, width_k, one)
     else:
-        matmul(s, s_row, size, v, value_row, acc, acc_row, rows, acc_vectors, width_k, True, one)
+        if dot:
+            half_row = p.tile_k * 2
+            correct = not p.has_dropout and shares == 0
+            round_rows(s, rounded, s_row, half_row, l_parts, correct, rows, vectors, one)
+            depth = (width_k + 1) // 2
+            matmul_pairs(
+                rounded, half_row, 4, v, value_row, acc, acc_row, rows, acc_vectors, depth, True, one
+            )
+        else:
+            matmul(s, s_row, size, v, value_row, acc, acc_row, rows, acc_vectors, width_k, True, one)
 
 
-@part()
+@part(static=("dot",))
 def query_block(
-    p, b, g, h0, heads, row, split, tile_first, tile_stop, scratch, keys, values, value_row, pack_first, one
-):
-    """Key tiles tile_first .. tile_stop of one block of rows: query tile ``row`` of ``heads`` heads from h0."""
+    p, b, g, h0, heads, row, split, tile_first, tile_stop, scratch, keys, values, value_row, pack_first, dot,
+    one,
+):  # fmt: skip
+    """Query tile ``row`` of ``heads`` heads from h0 meets key tiles tile_first .. tile_stop."""
     n = lanes(one)
     size = scalar_bytes(one)
     width = vector_bytes(one)
@@ -110,6 +138,10 @@ def query_block(
     acc_row = acc_vectors * width
     s_row = p.tile_k * size
     key_tile = p.dim * s_row
+    v_rows = p.tile_k
+    if dot:
+        key_tile = (p.dim + 1) // 2 * s_row
+        v_rows = p.tile_k // 2
     s = scratch
     visible = s + p.tile_q * s_row
     m = visible + p.tile_q * s_row
@@ -118,10 +150,15 @@ def query_block(
     l_parts = again + p.tile_q * size
     q = l_parts + p.tile_q * width
     acc = q + p.tile_q * q_row
+    plain_v = acc + p.tile_q * acc_row  # these two for pairs of bfloat16 only
+    rounded = plain_v + p.tile_k * acc_row
 
     for hh in range(heads):
         source = p.q + b * p.q_b + (h0 + hh) * p.q_h + i0 * p.q_i
-        copy_rows(source, p.q_i, q + hh * count * q_row, q_row, count, p.dim, p.kind, one)
+        if dot:
+            copy_pairs(source, p.q_i, q + hh * count * q_row, q_row, count, p.dim, one)
+        else:
+            copy_rows(source, p.q_i, q + hh * count * q_row, q_row, count, p.dim, p.kind, one)
         top = cast(NEGATIVE_INFINITY, one)
         if p.has_sinks and split == 0:
             top = load_scalar(p.sinks + (h0 + hh) * size, one)
@@ -148,25 +185,30 @@ def query_block(
             for tile in range(tile_from, tile_to):
                 if p.lazy:
                     pack_first = tile
-                    pack_tile(p, b, g, tile, keys, values, value_row, one)
+                    pack_tile(p, b, g, tile, keys, values, value_row, dot, one)
                 for r in range(0, rows, strip):
                     ii = r if heads == 1 else 0
                     some = lesser(strip, rows - r) if heads == 1 else count
                     j0 = tile * p.tile_k
                     j1 = lesser(j0 + p.tile_k, p.len_k)
                     packed = keys + (tile - pack_first) * key_tile
-                    v = values + (tile - (0 if in_place else pack_first)) * p.tile_k * value_row
+                    v = values + (tile - (0 if in_place else pack_first)) * v_rows * value_row
                     if kind == INTERVAL:
                         j1 = lesser(j1, last_visible(p, lst, i0 + ii, some))
                         skip = greater(first_visible(p, lst, i0 + ii, some) - j0, 0) // n * n
                         j0 += skip
                         packed += skip * size
-                        v += skip * value_row
+                        if dot:
+                            v += skip // 2 * value_row
+                        else:
+                            v += skip * value_row
                     if j0 < j1:
                         key_step(
-                            p, b, lst, h0, heads, i0 + ii, some, j0, j1 - j0, kind, bitmap, q + r * q_row, q_row,
+                            p, b, lst, h0, heads, i0 + ii, some, j0, j1 - j0, kind, bitmap, q + r * q_row,
+                            q_row,
                             packed, v, value_row, s, visible, m + r * size, l_parts + r * width,
-                            acc + r * acc_row, acc_row, 0 if attempt == 0 else shares + r * size, one,
+                            acc + r * acc_row, acc_row, 0 if attempt == 0 else shares + r * size,
+                            rounded, plain_v, g, dot, one,
                         )  # fmt: skip
 
         for hh in range(heads):
@@ -193,19 +235,25 @@ def query_block(
         attempt += 1 if repeat else 2
 
 
-@part()
-def pack_tile(p, b, g, tile, keys, values, value_row, one):
-    """One key tile transposed, scaled and widened into ``keys``; its values into ``values`` unless in place."""
+@part(static=("dot",))
+def pack_tile(p, b, g, tile, keys, values, value_row, dot, one):
+    """One key tile transposed, scaled and widened into ``keys``; its values into ``values`` unless in place.
+
+    With ``dot`` both as pairs of bfloat16, keys along head_dim and values along the keys; the scale waits.
+    """
     size = scalar_bytes(one)
     j0 = tile * p.tile_k
     count = lesser(p.tile_k, p.len_k - j0)
-    source = p.k + b * p.k_b + g * p.k_h + j0 * p.k_j
-    pack_transposed(
-        source, p.k_j, keys, p.tile_k * size, count, p.dim, cast(p.scale_before, one), p.kind, one
-    )
-    if values_are_copied(p, one):
-        source = p.v + b * p.v_b + g * p.v_h + j0 * p.v_j
-        copy_rows(source, p.v_j, values, value_row, count, p.dim_v, p.kind, one)
+    k = p.k + b * p.k_b + g * p.k_h + j0 * p.k_j
+    v = p.v + b * p.v_b + g * p.v_h + j0 * p.v_j
+    if dot:
+        pack_pairs_transposed(k, p.k_j, keys, p.tile_k * size, count, p.dim, one)
+        pack_pairs_of_rows(v, p.v_j, values, value_row, count, p.dim_v, one)
+    else:
+        scale = cast(p.scale_before, one)
+        pack_transposed(k, p.k_j, keys, p.tile_k * size, count, p.dim, scale, p.kind, one)
+        if values_are_copied(p, one):
+            copy_rows(v, p.v_j, values, value_row, count, p.dim_v, p.kind, one)
 
 
 @part(types.boolean)
@@ -217,15 +265,21 @@ def values_are_copied(p, one):
 @jit
 def forward_units(address, first, stop, scratch, one):
     """See ``_forward_units``."""
-    _forward_units(address, first, stop, scratch, one)
+    _forward_units(address, first, stop, scratch, False, one)
 
 
-@part()
-def _forward_units(address, first, stop, scratch, one):
-    """Units first .. stop; unit = (split * chunks + chunks - 1 - chunk) * (batch * heads_kv) + b * heads_kv + g.
+@jit
+def forward_units_of_pairs(address, first, stop, scratch, one):
+    """The same with bfloat16 dot products, for processors that have them (`_host.HAS_BF16_DOT`)."""
+    _forward_units(address, first, stop, scratch, True, one)
 
-    A chunk is a share of the query tiles. With few queries there is one, and the key tiles are cut into splits
-    instead; `merge_units` joins what they found.
+
+@part(static=("dot",))
+def _forward_units(address, first, stop, scratch, dot, one):
+    """Units first .. stop; unit = ((split * chunks + chunks - 1 - chunk) * batch + b) * heads_kv + g.
+
+    A chunk is a share of the query tiles. With few queries there is one, and the key tiles are cut into
+    splits     instead; `merge_units` joins what they found.
     """
     p = params_at(address)
     n = lanes(one)
@@ -236,9 +290,15 @@ def _forward_units(address, first, stop, scratch, one):
     q_row = (p.dim + n - 1) // n * width
     s_row = p.tile_k * size
     key_tile = p.dim * s_row
+    v_rows = p.tile_k
+    if dot:
+        key_tile = (p.dim + 1) // 2 * s_row
+        v_rows = p.tile_k // 2
     copied = values_are_copied(p, one)
     keys = scratch + p.tile_q * (2 * s_row + width + q_row + value_vectors * width)
     keys += 3 * p.tile_q * size  # m, shares, again
+    if dot:
+        keys += p.tile_k * (value_vectors * width + p.tile_q * 2)  # plain_v, rounded
     for unit in range(first, stop):
         split = unit // (p.chunks * pairs)
         chunk = p.chunks - 1 - unit // pairs % p.chunks
@@ -269,7 +329,7 @@ def _forward_units(address, first, stop, scratch, one):
             for tile in range(pack_first, pack_stop):
                 at = tile - pack_first
                 pack_tile(
-                    p, b, g, tile, keys + at * key_tile, values + at * p.tile_k * value_row, value_row, one
+                    p, b, g, tile, keys + at * key_tile, values + at * v_rows * value_row, value_row, dot, one
                 )
         if not copied:
             values = p.v + b * p.v_b + g * p.v_h
@@ -281,7 +341,7 @@ def _forward_units(address, first, stop, scratch, one):
             for row in range(row_stop - 1, row_first - 1, -1):
                 query_block(
                     p, b, g, h0, heads, row, split, tile_first, tile_stop, scratch, keys, values, value_row,
-                    pack_first, one,
+                    pack_first, dot, one,
                 )  # fmt: skip
 
 
@@ -336,4 +396,4 @@ def _merge_units(address, first, stop, scratch, one):
             store_scalar(p.rl + row * size, total)
 
 
-__all__ = ["forward_units", "merge_units"]
+__all__ = ["forward_units", "forward_units_of_pairs", "merge_units"]

@@ -81,6 +81,7 @@ class _Launch(NamedTuple):
     items: list[tuple[int, int]]
     work: int
     splits: int = 1
+    kernel: Any = None
 
 
 _launches: dict[tuple[Any, ...], _Launch] = {}
@@ -104,7 +105,8 @@ def _launch(make: Callable[[Problem, TilePlan, int], _Launch], problem: Problem,
 def _work(problem: Problem, plan: TilePlan, per_pair: int) -> int:
     """Multiply-adds of all visible tiles, ``per_pair`` for each pair in them."""
     tiles = _visible_tiles(plan) * problem.batch * problem.heads_q // plan.row_ptr.shape[0]
-    return tiles * min(TILE_Q, problem.len_q) * min(TILE_K, problem.len_k) * per_pair
+    work: int = tiles * min(TILE_Q, problem.len_q) * min(TILE_K, problem.len_k) * per_pair
+    return work
 
 
 def _make_forward(problem: Problem, plan: TilePlan, threads: int) -> _Launch:
@@ -127,6 +129,11 @@ def _make_forward(problem: Problem, plan: TilePlan, threads: int) -> _Launch:
     size, width = accumulation.itemsize, 4 * _host.WIDTH
     q_row, v_row = _round_up(problem.head_dim * size, width), _round_up(problem.head_dim_v * size, width)
     scratch_bytes = TILE_Q * (2 * TILE_K * size + width + q_row + v_row) + 3 * TILE_Q * size
+    kernel = _forward.forward_units
+    if fields["kind"] == 2 and _host.HAS_BF16_DOT:
+        kernel = _forward.forward_units_of_pairs
+        fields["scale_before"], fields["scale_after"] = 1.0, problem.scale  # keys keep their bits
+        scratch_bytes += TILE_K * (v_row + TILE_Q * 2)
     tiles = 1 if lazy else fields["num_cols"]
     scratch_bytes += tiles * TILE_K * problem.head_dim * size
     if fields["kind"] or v_row != problem.head_dim_v * size:
@@ -134,11 +141,11 @@ def _make_forward(problem: Problem, plan: TilePlan, threads: int) -> _Launch:
     units = splits * chunks * pairs
     return _Launch(
         plan, (), accumulation, accumulation.type(1), template(fields), scratch_bytes, serial, units,
-        _ranges(units, items), work, splits,
+        _ranges(units, items), work, splits, kernel,
     )  # fmt: skip
 
 
-_NO_BIAS: Final = (0, 0, 0, 0, 0)
+_NO_BIAS: Final[tuple[int, ...]] = (0, 0, 0, 0, 0)
 
 
 def forward(
@@ -175,9 +182,9 @@ def forward(
     call = record(launch.prefilled, values)
     where = ctypes.addressof(call)
     if launch.serial and launch.work < _SERIAL:  # nothing between us and the kernel
-        _forward.forward_units(where, 0, launch.units, _threads.scratch(launch.scratch_bytes), launch.one)
+        launch.kernel(where, 0, launch.units, _threads.scratch(launch.scratch_bytes), launch.one)
     else:
-        _run(_forward.forward_units, where, launch.items, launch)
+        _run(launch.kernel, where, launch.items, launch)
     return Forward(out, m, l)
 
 
@@ -207,7 +214,7 @@ def _forward_in_splits(
     )  # fmt: skip
     call = record(launch.prefilled, values)
     where = ctypes.addressof(call)
-    _run(_forward.forward_units, where, launch.items, launch)
+    _run(launch.kernel, where, launch.items, launch)
     heads = problem.batch * problem.heads_q
     _run(_forward.merge_units, where, _ranges(heads, 1 if launch.serial else len(launch.items)), launch)
     return result
@@ -308,7 +315,8 @@ def backward(
             bias_kind, *at(q), *at(k), *at(v), *at(out), 0, address(m), address(l), *bias_at,
             0 if sinks is None else address(sinks), *at(dout), *((0, 0, 0, 0) if dlse is None else at(dlse)),
             address(dq), address(dk), address(dv), address(dq_out), address(e), address(rl),
-            0 if dsinks is None else address(dsinks), *dbias_at, *((0, 0) if bias is None else bias.shape[1::-1]),
+            0 if dsinks is None else address(dsinks), *dbias_at,
+            *((0, 0) if bias is None else bias.shape[1::-1]),
         )  # fmt: skip
 
     call = record(launch.prefilled, values(dbias_at))

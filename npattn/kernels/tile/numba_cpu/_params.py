@@ -18,25 +18,26 @@ from npattn.kernels._simd.vectors import record_reader
 from npattn.kernels.contract import Problem, split_scale
 from npattn.plans.tiles import TilePlan
 
-CALL: Final = (
+CALL: Final = (  # noqa: SIM905 (a list of fifty strings reads worse)
     # the arrays of one call and their strides
     "bias_kind q q_b q_h q_i k k_b k_h k_j v v_b v_h v_j out out_b out_h out_i out_split m l "
     "bias bias_b bias_h bias_i bias_j sinks dout dout_b dout_h dout_i dlse dlse_b dlse_h dlse_i "
     # results of the backward pass and what it keeps between its phases
     "dq dk dv dq_out e rl dsinks dbias dbias_b dbias_h dbias_i dbias_j dbias_heads dbias_batches"
 ).split()
-SHAPE: Final = (
+SHAPE: Final = (  # noqa: SIM905
     # sizes
     "batch heads_q heads_kv group len_q len_k dim dim_v kind dq_row "
     # switches
     "has_softcap has_bias has_sinks has_dropout threshold seed_lo seed_hi "
     # plan
-    "tile_q tile_k num_rows num_cols list_batches list_heads list_of row_ptr row_first row_stop row_kind row_bits "
+    "tile_q tile_k num_rows num_cols list_batches list_heads list_of "
+    "row_ptr row_first row_stop row_kind row_bits "
     "col_ptr col_first col_stop col_kind col_bits lo hi lo_row bits "
     # how the work is cut
     "chunks chunk_start reach heads_together splits lazy"
 ).split()
-FLOATS: Final = "scale_before scale_after softcap keep_factor".split()
+FLOATS: Final = ("scale_before", "scale_after", "softcap", "keep_factor")
 FORWARD_CALL: Final = CALL.index("dout")  # the fields of CALL a forward call fills
 
 _DTYPE = np.dtype([(name, np.int64) for name in CALL + SHAPE] + [(name, np.float64) for name in FLOATS])

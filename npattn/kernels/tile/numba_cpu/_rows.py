@@ -1,31 +1,37 @@
 """Moving rows between the caller's arrays and scratch: widened, transposed, rounded, checked."""
 
 import numpy as np
-
 from numba import types
 
 from npattn.kernels._parts import part
 from npattn.kernels._simd.storage import (
     load_bfloat,
     load_half,
+    load_half_pair,
     load_scalar_bfloat,
     load_scalar_half,
     store_bfloat,
     store_half,
+    store_pairs,
+    store_rounded,
 )
-from npattn.kernels._simd.transpose import square, square_bfloat, square_half
+from npattn.kernels._simd.transpose import square, square_bfloat, square_half, square_pairs
 from npattn.kernels._simd.vectors import (
+    add,
     any_nan,
     cast,
+    cast_int32,
     fma,
     lanes,
     load,
+    load_int32,
     load_scalar,
     mul,
     scalar_bytes,
     splat,
     store,
     store_scalar,
+    sub,
     vector_bytes,
 )
 
@@ -102,6 +108,85 @@ def pack_transposed(source, source_row, target, target_row, rows, dim, factor, k
             for d in range(dim):
                 value = element(s + d * item, kind, one) * factor if jj < rows else zero
                 store_scalar(t + d * target_row, value)
+
+
+@part()
+def copy_pairs(source, source_row, target, target_row, rows, dim, one):
+    """Rows of bfloat16 as they are, padded with a zero to whole pairs."""
+    n = lanes(one)
+    width = vector_bytes(one)
+    whole = dim // (2 * n)
+    for r in range(rows):
+        s = source + r * source_row
+        t = target + r * target_row
+        for c in range(whole):
+            store(t + c * width, load(s + c * width, one))  # moved, not computed with
+        for c in range(whole * n, dim // 2):
+            store_scalar(t + c * 4, load_int32(s + c * 4))
+        if dim % 2 == 1:
+            store_scalar(t + dim // 2 * 4, load_half_pair(s + (dim - 1) * 2))
+
+
+@part()
+def pack_pairs_transposed(source, source_row, target, target_row, rows, dim, one):
+    """target[d, j] = the pair source[j, 2d], source[j, 2d + 1]; columns are padded to whole vectors."""
+    n = lanes(one)
+    pairs = (dim + 1) // 2
+    whole = dim // 2 // n * n
+    full = rows // n * n
+    for j in range(0, full, n):
+        for d in range(0, whole, n):
+            square_pairs(
+                source + j * source_row + d * 4, source_row, target + d * target_row + j * 4, target_row, one
+            )
+    padded = (rows + n - 1) // n * n
+    for j in range(padded):
+        first_pair = whole if j < full else 0
+        for d in range(first_pair, pairs):
+            at = target + d * target_row + j * 4
+            if j >= rows:
+                store_scalar(at, cast_int32(0))
+            elif 2 * d + 1 < dim:
+                store_scalar(at, load_int32(source + j * source_row + d * 4))
+            else:
+                store_scalar(at, load_half_pair(source + j * source_row + d * 4))
+
+
+@part()
+def pack_pairs_of_rows(source, source_row, target, target_row, rows, dim, one):
+    """target[j, c] = the pair source[2j, c], source[2j + 1, c]; padded to whole vectors and pairs."""
+    n = lanes(one)
+    whole = dim // n * n
+    for j in range((rows + 1) // 2):
+        first = source + 2 * j * source_row
+        second = first + source_row if 2 * j + 1 < rows else 0
+        t = target + j * target_row
+        for c in range(0, whole, n):
+            store_pairs(first + c * 2, second + c * 2 if second != 0 else 0, t + c * 4, one)
+        if whole < dim:
+            for c in range(whole, whole + n):
+                if c >= dim:
+                    store_scalar(t + c * 4, cast_int32(0))
+                elif second != 0:
+                    pair = load_half_pair(first + c * 2) + load_half_pair(second + c * 2) * 65536
+                    store_scalar(t + c * 4, cast_int32(pair))
+                else:
+                    store_scalar(t + c * 4, load_half_pair(first + c * 2))
+
+
+@part()
+def round_rows(source, target, row, target_row, l_parts, correct, rows, vectors, one):
+    """Weights rounded to bfloat16, apart; with ``correct`` l follows what was rounded away."""
+    n = lanes(one)
+    width = vector_bytes(one)
+    for r in range(rows):
+        lost = splat(cast(0.0, one))
+        for c in range(vectors):
+            value = load(source + r * row + c * width, one)
+            rounded = store_rounded(target + r * target_row + c * n * 2, value)
+            lost = add(lost, sub(rounded, value))
+        if correct:
+            store(l_parts + r * width, add(load(l_parts + r * width, one), lost))
 
 
 @part()

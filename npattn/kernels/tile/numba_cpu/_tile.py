@@ -15,9 +15,9 @@ from npattn.kernels._simd.vectors import (
     add,
     any_greater,
     cast,
-    greater,
     div,
     fma,
+    greater,
     hmax,
     keep_between,
     keep_bits,
@@ -79,7 +79,7 @@ def scale_rows(s, s_row, rows, vectors, factor, one):
 
 @part()
 def cap_rows(p, s, s_row, rows, vectors, capped, one):
-    """softcap * tanh(logits / softcap) in place; also written to ``capped`` unless that is 0."""
+    """Logits become softcap * tanh(logits / softcap), in place, and in ``capped`` unless that is 0."""
     width = vector_bytes(one)
     cap = splat(cast(p.softcap, one))
     for r in range(rows):
@@ -186,9 +186,9 @@ def finish_logits(p, b, lst, h0, heads, i0, count, j0, width_k, kind, bitmap, s,
 def online_softmax(s, s_row, m, l_parts, acc, acc_row, acc_vectors, rows, vectors, one):
     """One step of the online softmax: logits become exp(logits - m); m, l and acc follow the new maximum.
 
-    m[r] is the running maximum (-inf before the first visible key). l_parts[r] holds one partial sum per lane,
-    added up at the end only. The horizontal maximum is taken only in rows where some lane exceeds m: after
-    the first few tiles that is rare.
+    m[r] is the running maximum (-inf before the first visible key). l_parts[r] holds one partial sum per
+    lane, added up at the end only. The horizontal maximum is taken only in rows where some lane exceeds m:
+    after the first few tiles that is rare.
     """
     size = scalar_bytes(one)
     width = vector_bytes(one)
@@ -243,7 +243,7 @@ def drop_rows(p, b, h0, heads, i0, count, j0, s, s_row, vectors, one):
 
 @part()
 def note_visible(s, s_row, visible, rows, vectors, one):
-    """visible = 0 where the logit is -inf, else 1: asked for only when a masked inf or NaN must not leak."""
+    """Write 0 where the logit is -inf, else 1: wanted only where a masked inf or NaN must not leak."""
     width = vector_bytes(one)
     ninf = cast(NEGATIVE_INFINITY, one)
     zeros = splat(cast(0.0, one))

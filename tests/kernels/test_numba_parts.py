@@ -1,0 +1,126 @@
+"""Parts of kernels: what `_parts` lowers does what Python does with the same text."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+jit_module = pytest.importorskip("npattn.kernels._jit")
+if jit_module.INTERPRETED:
+    pytest.skip("parts exist only in compiled code", allow_module_level=True)
+
+from numba import types  # noqa: E402
+
+from npattn.kernels._jit import jit  # noqa: E402
+from npattn.kernels._parts import part  # noqa: E402
+
+LIMIT = 7
+
+
+@part(types.intp)
+def rounding_down(a: int, b: int) -> int:
+    return (a // b) * 1000 + a % b
+
+
+@part(types.intp)
+def early(a: int, b: int) -> int:
+    if a < b:
+        return -a
+    elif a == b:
+        return 0
+    total = 0
+    for n in range(a):
+        if n > LIMIT:
+            return total
+        total += n
+    return total
+
+
+@part(types.intp)
+def loops(a: int, b: int) -> int:
+    total = 0
+    for n in range(a, b, -1):
+        total = total * 3 % 101 + n
+    for n in range(b, a + 20, 6):
+        total += n
+    while total > 10:
+        total -= LIMIT
+    x = a
+    y = b
+    x, y = y, x
+    return total * 10000 + x * 100 + y
+
+
+@part(types.boolean)
+def refuses_zero(a: int) -> bool:
+    return 100 // a > 3
+
+
+@part(types.intp)
+def logic(a: int, b: int) -> int:
+    known = a != 0 and refuses_zero(a)
+    either = not known or a > b or b == 3
+    return (1 if known else 0) + (2 if either else 0) + (4 if b else 8)
+
+
+@part(types.float64)
+def mixed(a: int, b: int) -> float:
+    x = 0.5
+    x += a
+    x = -x * 2.0 + b / 1.0
+    return x if x <= 3.0 else 3.0
+
+
+@part(types.intp, static=("twice",))
+def versions(a: int, twice: bool) -> int:
+    if twice:
+        a = a * 2
+    return a
+
+
+@part(types.intp)
+def both_versions(a: int, b: int) -> int:
+    return versions(a, True) * 100 + versions(b, False)
+
+
+@jit
+def compiled(a, b):
+    return (
+        rounding_down(a, b if b != 0 else 1),
+        early(a, b),
+        loops(a, b),
+        logic(a, b),
+        mixed(a, b),
+        both_versions(a, b),
+    )
+
+
+def test_parts_compute_what_python_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled(1, 1)  # before the names below mean Python functions
+    for called in (refuses_zero, versions):  # run the calls inside as Python, too
+        monkeypatch.setitem(globals(), called.function.__name__, called.function)
+    for a, b in itertools.product((-9, -1, 0, 1, 3, 8, 20), repeat=2):
+        expected = (
+            rounding_down.function(a, b if b != 0 else 1),
+            early.function(a, b),
+            loops.function(a, b),
+            logic.function(a, b),
+            mixed.function(a, b),
+            both_versions.function(a, b),
+        )
+        assert compiled(a, b) == expected, (a, b)
+
+
+@part(types.intp)
+def with_a_list(a: int) -> int:
+    return [a][0]
+
+
+@jit
+def calls_the_list(a: Any) -> Any:
+    return with_a_list(a)
+
+
+def test_what_a_part_cannot_hold_is_named() -> None:
+    with pytest.raises(Exception, match=r"with_a_list.*cannot hold Subscript: \[a\]\[0\]"):
+        calls_the_list(3)
