@@ -20,6 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from _device import arrays
 from gguf_to_safetensors import in_halves
 
 from npattn.io import load, save
@@ -145,6 +146,7 @@ def main() -> None:
     parser.add_argument("--min-p", type=float, default=0.02)
     parser.add_argument("--repetition-penalty", type=float, default=1.1)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu", help="where the model runs")
     arguments = parser.parse_args()
     options = {
         name: getattr(arguments, name)
@@ -157,6 +159,8 @@ def main() -> None:
     else:
         model = Llama.from_pretrained(arguments.model)
         text, capacity = Text(arguments.model), arguments.capacity
+    if arguments.device == "gpu":
+        model.move_to(arrays("gpu"))
     if arguments.chat:
         chat(model, text, capacity, arguments.tokens, options)
         return

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from _device import arrays, to_numpy
 
 from npattn.models import Bert
 
@@ -38,7 +39,7 @@ class Embedder:
 
     def __call__(self, sentences: list[str]) -> np.ndarray:
         """(sentences, 384)."""
-        return self.bert.embed(*self.encode(sentences))
+        return to_numpy(self.bert.embed(*self.encode(sentences)))
 
     def encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Padded ids (sentences, longest) and lengths (sentences,)."""
@@ -79,10 +80,13 @@ def main() -> None:
     parser.add_argument("query", nargs="?", default="how do I stop a loop early?")
     parser.add_argument("--text", type=Path, help="the text to search; default: CPython's language reference")
     parser.add_argument("--model", type=Path, help="a folder with BERT weights and tokenizer.json")
+    parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu", help="where the model runs")
     parser.add_argument("--results", type=int, default=5)
     parser.add_argument("--limit", type=int, default=1000, help="search at most this many sentences")
     arguments = parser.parse_args()
     embed = Embedder(model_folder(arguments.model))
+    if arguments.device == "gpu":
+        embed.bert.move_to(arrays("gpu"))
 
     vectors = embed(SENTENCES)
     similarities = vectors @ vectors.T
@@ -97,7 +101,7 @@ def main() -> None:
         sys.exit("the text holds no sentence of 25 to 300 characters")
     ids, lengths = embed.encode(sentences)
     start = time.perf_counter()
-    vectors = embed.bert.embed(ids, lengths)
+    vectors = to_numpy(embed.bert.embed(ids, lengths))
     seconds = time.perf_counter() - start
     print(f"\n{len(sentences)} sentences, {lengths.sum()} tokens, {lengths.sum() / seconds:.0f} tokens/s")
     scores = vectors @ embed([arguments.query])[0]

@@ -239,7 +239,8 @@ class PagedKVCache:
         with self._lock:
             readers, steps = self._plan(sequences, added)
             if array_module(self._key) is not xp:
-                self._key, self._value = xp.empty_like(self._key), xp.empty_like(self._value)
+                self._key = xp.empty(self._key.shape, self.dtype)
+                self._value = xp.empty(self._value.shape, self.dtype)
             # Everything written below lies beyond the lengths of today or in pages that are still free
             for index, step in enumerate(steps):
                 if step.copied is not None:

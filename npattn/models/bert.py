@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from npattn._arrays import array_module
+from npattn._arrays import array_module, to_numpy
 from npattn._typing import Array
 from npattn.masks import Documents, Mask
 from npattn.models._folder import Config, Names, as_it_is, both, fill, read_tensors
@@ -188,29 +188,33 @@ class Bert(Layer):
         """
         if pooling not in ("mean", "cls"):
             raise ValueError(f'pooling must be "mean" or "cls", got {pooling!r}')
-        ids, lengths = np.asarray(ids), np.asarray(lengths)
+        ids, lengths = to_numpy(ids), to_numpy(lengths)
         if ids.ndim != 2 or lengths.shape != ids.shape[:1] or lengths.dtype.kind not in "iu":
             raise ValueError(
                 f"ids must be (batch, length), lengths (batch,) ints: {ids.shape}, {lengths.shape}"
             )
         if ((lengths < 1) | (lengths > ids.shape[1])).any():
             raise ValueError(f"lengths must be from 1 to {ids.shape[1]}, got {lengths.tolist()}")
-        vectors = np.empty((len(ids), self.embedding.weight.shape[1]), self.embedding.weight.dtype)
+        weight = self.embedding.weight
+        xp = array_module(weight)
+        vectors = xp.empty((len(ids), weight.shape[1]), weight.dtype)
         order = np.argsort(lengths, kind="stable")
         for texts in _packs(order, lengths):
             counts = lengths[texts]
             starts = np.cumsum(counts) - counts
             position = np.arange(counts.sum()) - np.repeat(starts, counts)
-            x = self._embed(ids[np.repeat(texts, counts), position][None], position[None], None)
+            packed, position = ids[np.repeat(texts, counts), position][None], xp.asarray(position)[None]
+            x = self._embed(xp.asarray(packed), position, None)
             mask = Documents(counts)
             for block in self.blocks:
                 x = block(x, mask=mask)
             if pooling == "cls":
-                vectors[texts] = x[0, starts]
+                vectors[xp.asarray(texts)] = x[0, xp.asarray(starts)]
             else:
-                vectors[texts] = np.add.reduceat(x[0], starts, axis=0) / counts[:, None]
+                for text, start, count in zip(texts.tolist(), starts.tolist(), counts.tolist(), strict=True):
+                    vectors[text] = x[0, start : start + count].mean(axis=0)
         if normalize:
-            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+            vectors /= xp.maximum(xp.sqrt((vectors**2).sum(axis=1, keepdims=True)), 1e-12)
         return vectors
 
     def weights(self, ids: Any, mask: Mask | Array | None = None) -> list[Array]:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from npattn._arrays import to_numpy
+from npattn._arrays import array_module, to_numpy
 from npattn._typing import Array
 from npattn.cache import LayerCaches
 
@@ -162,7 +162,9 @@ def stream(
         ended = np.zeros(batch, bool)
         chosen = np.zeros(batch, np.int64)
         # rows may end at different columns, so the states of each row's last real token are picked
-        states = model.states(prompts, cache=cache, lengths=ragged)[np.arange(batch), real - 1]
+        states = model.states(prompts, cache=cache, lengths=ragged)
+        xp = array_module(states)
+        states = states[xp.arange(batch), xp.asarray(real - 1)]
         for step in range(max_new_tokens):
             if step:
                 states = model.states(chosen[:, None], cache=cache)[:, -1]
