@@ -342,6 +342,7 @@ def backward_launches(problem: Problem, plan: TilePlan, arrays: dict[str, Any]) 
     return launches
 
 
+@lru_cache(maxsize=256)
 def largest_shared_bytes(problem: Problem) -> int:
     """What the hungriest kernel of forward and backward asks for."""
     families = ["forward", "decode", "backward_rows", "backward_cols"] + ["dbias"] * problem.has_bias
