@@ -7,7 +7,7 @@ from _device import parse
 
 import npattn
 from npattn.analysis import attention_cost
-from npattn.masks import Causal, Window
+from npattn.masks import Causal, Prefix, Window
 
 length = {"type": int, "default": 2048, "help": "tokens"}
 arguments, xp = parse(__doc__, length=length)
@@ -22,16 +22,13 @@ grads = pullback(rng.standard_normal(out.shape, dtype=xp.float32))
 print(f"causal: out {out.shape}, d query {grads.query.shape}, d key {grads.key.shape}")
 
 # A mask is a rule, and rules combine. Here: the last 256 tokens, and the first token for everybody.
-mask = Causal() & (Window(255) | npattn.masks.Prefix(1))
+mask = Causal() & (Window(255) | Prefix(1))
 out = npattn.attention(query, key, value, mask=mask)
 print(
     f"window of 256 and the first token: {mask.density(arguments.length, arguments.length):.1%} of the pairs"
 )
-print(
-    mask.picture(12, 12)
-    if arguments.length < 12
-    else (Causal() & (Window(3) | npattn.masks.Prefix(1))).picture(12, 12)
-)
+small = Causal() & (Window(3) | Prefix(1))
+print(f"the same with a window of 4, at 12 tokens:\n{small.picture(12, 12)}")
 
 # What a call costs, before it is made.
 for name, cost in {
