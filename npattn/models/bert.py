@@ -131,7 +131,14 @@ class Bert(Layer):
             rng=BLANK,
             dtype=dtype,
         )
-        fill(model, read_tensors(folder, "bert."), _names(config["num_hidden_layers"]), folder)
+        # the oldest files call a norm's scale and shift gamma and beta
+        tensors = {
+            name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+                "LayerNorm.beta", "LayerNorm.bias"
+            ): array
+            for name, array in read_tensors(folder, "bert.").items()
+        }
+        fill(model, tensors, _names(config["num_hidden_layers"]), folder)
         return model
 
     def __call__(self, ids: Any, *, segments: Any = None, mask: Mask | Array | None = None) -> Array:

@@ -1,10 +1,15 @@
 """Bert against what Hugging Face's transformers computed on the same file (make_references.py)."""
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import npattn.models.bert
+from npattn.io import load_safetensors, save
 from npattn.masks import Padding
+from npattn.models import Bert
 
 
 @pytest.fixture
@@ -70,3 +75,18 @@ def test_weights_of_every_layer(bert):
     assert [array.shape for array in weights] == [(2, 4, 12, 12)] * 2
     assert (weights[0][1, :, :, 7:] == 0).all()
     np.testing.assert_allclose(weights[1].sum(axis=-1), 1, atol=1e-5)
+
+
+def test_prefixed_files_with_gamma_and_beta_are_read(bert, tmp_path):
+    """bert-base-uncased's own file names its norms so, behind ``bert.``, beside heads nobody asks for."""
+    model, _ = bert
+    source = Path(__file__).parent / "data" / "bert"
+    tensors = {"cls.predictions.bias": np.zeros(50, np.float32)}
+    for name, array in load_safetensors(source / "model.safetensors").items():
+        name = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        tensors[f"bert.{name}"] = array
+    shutil.copy(source / "config.json", tmp_path)
+    save(tmp_path / "model.safetensors", tensors)
+    found = Bert.from_pretrained(tmp_path).named_parameters()
+    for name, array in model.named_parameters().items():
+        np.testing.assert_array_equal(found[name], array)
