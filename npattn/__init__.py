@@ -24,23 +24,27 @@ if TYPE_CHECKING:
     from npattn import testing as testing
     from npattn._threads import get_num_threads as get_num_threads
     from npattn._threads import set_num_threads as set_num_threads
-    from npattn.functional import AttentionGrads as AttentionGrads
-    from npattn.functional import AttentionStats as AttentionStats
-    from npattn.functional import attention as attention
-    from npattn.functional import attention_stats as attention_stats
-    from npattn.functional import attention_vjp as attention_vjp
-    from npattn.functional import attention_weights as attention_weights
-    from npattn.functional import edge_softmax as edge_softmax
-    from npattn.functional import edge_softmax_vjp as edge_softmax_vjp
-    from npattn.functional import graph_attention as graph_attention
-    from npattn.functional import graph_attention_vjp as graph_attention_vjp
-    from npattn.functional import linear_attention as linear_attention
-    from npattn.functional import linear_attention_vjp as linear_attention_vjp
-    from npattn.functional import merge_attention as merge_attention
-    from npattn.functional import merge_attention_vjp as merge_attention_vjp
-    from npattn.functional import scaled_dot_product_attention as scaled_dot_product_attention
-    from npattn.functional import varlen_attention as varlen_attention
-    from npattn.functional import varlen_attention_vjp as varlen_attention_vjp
+    from npattn.functional.attention import attention as attention
+    from npattn.functional.attention import attention_vjp as attention_vjp
+    from npattn.functional.attention import scaled_dot_product_attention as scaled_dot_product_attention
+    from npattn.functional.graph_attention import GraphAttentionGrads as GraphAttentionGrads
+    from npattn.functional.graph_attention import edge_softmax as edge_softmax
+    from npattn.functional.graph_attention import edge_softmax_vjp as edge_softmax_vjp
+    from npattn.functional.graph_attention import graph_attention as graph_attention
+    from npattn.functional.graph_attention import graph_attention_vjp as graph_attention_vjp
+    from npattn.functional.linear_attention import LinearAttentionGrads as LinearAttentionGrads
+    from npattn.functional.linear_attention import LinearAttentionState as LinearAttentionState
+    from npattn.functional.linear_attention import linear_attention as linear_attention
+    from npattn.functional.linear_attention import linear_attention_step as linear_attention_step
+    from npattn.functional.linear_attention import linear_attention_vjp as linear_attention_vjp
+    from npattn.functional.merge import merge_attention as merge_attention
+    from npattn.functional.merge import merge_attention_vjp as merge_attention_vjp
+    from npattn.functional.statistics import AttentionStats as AttentionStats
+    from npattn.functional.statistics import attention_stats as attention_stats
+    from npattn.functional.varlen import varlen_attention as varlen_attention
+    from npattn.functional.varlen import varlen_attention_vjp as varlen_attention_vjp
+    from npattn.functional.weights import attention_weights as attention_weights
+    from npattn.kernels.contract import AttentionGrads as AttentionGrads
 
 __version__ = "0.1.0"
 
@@ -49,10 +53,27 @@ _MODULES = (
     *("models", "nn", "optim", "plots", "testing"),
 )
 _FUNCTIONS = (
-    *("AttentionGrads", "AttentionStats", "attention", "attention_stats", "attention_vjp"),
-    *("attention_weights", "edge_softmax", "edge_softmax_vjp", "graph_attention", "graph_attention_vjp"),
-    *("linear_attention", "linear_attention_vjp", "merge_attention", "merge_attention_vjp"),
-    *("scaled_dot_product_attention", "varlen_attention", "varlen_attention_vjp"),
+    "AttentionGrads",
+    "AttentionStats",
+    "GraphAttentionGrads",
+    "LinearAttentionGrads",
+    "LinearAttentionState",
+    "attention",
+    "attention_stats",
+    "attention_vjp",
+    "attention_weights",
+    "edge_softmax",
+    "edge_softmax_vjp",
+    "graph_attention",
+    "graph_attention_vjp",
+    "linear_attention",
+    "linear_attention_step",
+    "linear_attention_vjp",
+    "merge_attention",
+    "merge_attention_vjp",
+    "scaled_dot_product_attention",
+    "varlen_attention",
+    "varlen_attention_vjp",
 )
 _HOME = {
     **dict.fromkeys(_FUNCTIONS, "npattn.functional"),

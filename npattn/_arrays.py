@@ -67,4 +67,5 @@ def contiguous_last_axis(array: Array) -> Array:
     """
     if array.shape[-1] <= 1 or array.strides[-1] == array.itemsize:
         return array
-    return array_module(array).ascontiguousarray(array)
+    copy: Array = array_module(array).ascontiguousarray(array)
+    return copy
