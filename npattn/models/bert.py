@@ -204,7 +204,7 @@ class Bert(Layer):
             raise ValueError(f"lengths must be from 1 to {ids.shape[1]}, got {lengths.tolist()}")
         weight = self.embedding.weight
         xp = array_module(weight)
-        vectors = xp.empty((len(ids), weight.shape[1]), weight.dtype)
+        vectors: Array = xp.empty((len(ids), weight.shape[1]), weight.dtype)
         order = np.argsort(lengths, kind="stable")
         for texts in _packs(order, lengths):
             counts = lengths[texts]
