@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from npattn._arrays import array_module
+from npattn._arrays import accumulation_dtype, array_module
 from npattn._typing import Array, Pullback
 
 
@@ -72,7 +72,7 @@ def embedding_vjp(ids: Any, weight: Array) -> tuple[Array, Pullback]:
         flat = ids.reshape(-1)
         if flat.size == 0:
             return dweight  # type: ignore[no-any-return]
-        rows = dy.reshape(flat.size, -1)
+        rows = dy.reshape(flat.size, -1).astype(accumulation_dtype(dy.dtype), copy=False)
         if xp is not np:
             xp.add.at(dweight, flat, rows)
             return dweight  # type: ignore[no-any-return]

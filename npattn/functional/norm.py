@@ -5,7 +5,7 @@ from npattn._typing import Array, Pullback
 from npattn.kernels.pointwise import implementation
 
 
-def layer_norm(x: Array, weight: Array, bias: Array | None = None, *, eps: float = 1e-5) -> Array:
+def layer_norm(x: Array, weight: Array, bias: Array | None = None, eps: float = 1e-5) -> Array:
     """Normalise the last axis to mean 0 and variance 1, then scale and shift.
 
     ``y = (x − mean) / sqrt(var + eps) · weight + bias``, var being the mean squared deviation (divided by the
@@ -45,7 +45,7 @@ def layer_norm(x: Array, weight: Array, bias: Array | None = None, *, eps: float
 
 
 def layer_norm_vjp(
-    x: Array, weight: Array, bias: Array | None = None, *, eps: float = 1e-5
+    x: Array, weight: Array, bias: Array | None = None, eps: float = 1e-5
 ) -> tuple[Array, Pullback]:
     """``layer_norm`` and its pullback dy -> (dx, dweight, dbias), dbias None where bias was None.
 
@@ -83,7 +83,7 @@ def layer_norm_vjp(
     return y.reshape(x.shape), pullback
 
 
-def rms_norm(x: Array, weight: Array, *, eps: float = 1e-6) -> Array:
+def rms_norm(x: Array, weight: Array, eps: float = 1e-6) -> Array:
     """Divide the last axis by its root mean square, then scale: ``y = x / sqrt(mean(x²) + eps) · weight``.
 
     Parameters
@@ -117,7 +117,7 @@ def rms_norm(x: Array, weight: Array, *, eps: float = 1e-6) -> Array:
     return implementation(rows, weight).rms_norm(rows, weight, eps)[0].reshape(x.shape)  # type: ignore[no-any-return]
 
 
-def rms_norm_vjp(x: Array, weight: Array, *, eps: float = 1e-6) -> tuple[Array, Pullback]:
+def rms_norm_vjp(x: Array, weight: Array, eps: float = 1e-6) -> tuple[Array, Pullback]:
     """``rms_norm`` and its pullback dy -> (dx, dweight). Keeps x, weight and one number a row.
 
     Parameters

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from npattn import functional as F
+from npattn._arrays import accumulation_dtype
 from npattn._typing import Array, Grads, Pullback
 from npattn.nn.init import fan_in_uniform, generator
 from npattn.nn.layer import Layer
@@ -75,7 +76,8 @@ class Linear(Layer):
             rows = dy.reshape(-1, weight.shape[0])
             grads = {"weight": rows.T @ x.reshape(-1, weight.shape[1])}
             if has_bias:
-                grads["bias"] = rows.sum(axis=0)
+                wide = accumulation_dtype(rows.dtype)
+                grads["bias"] = rows.sum(axis=0, dtype=wide).astype(rows.dtype, copy=False)
             return (rows @ weight).reshape(x.shape), grads
 
         return self(x), pullback

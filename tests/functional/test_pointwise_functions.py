@@ -128,6 +128,13 @@ def test_embedding_gradient_is_the_sum_over_places(rng):
     np.testing.assert_allclose(F.embedding_vjp(ids, np.zeros((9, 3)))[1](dy), expected)
 
 
+def test_embedding_gradient_of_halves_is_summed_wide():
+    dy = np.ones((4096, 2), HALF)
+    dweight = F.embedding_vjp(np.zeros(4096, int), np.zeros((3, 2), HALF))[1](dy)
+    assert dweight.dtype == HALF
+    np.testing.assert_array_equal(dweight, [[4096, 4096], [0, 0], [0, 0]])
+
+
 @pytest.mark.parametrize(("ids", "error"), [([0, 5], ValueError), ([-1], ValueError), ([0.5], TypeError)])
 def test_embedding_errors(ids, error):
     with pytest.raises(error, match="ids"):
