@@ -62,7 +62,8 @@ def _attend(title: str, mask: Mask, spelled: list[str], qkv: tuple[Array, Array,
     length = query.shape[2]
     density = mask.density(length, length)
     flops = 4.0 * HEADS * density * length**2 * HEAD_DIM
-    dout: Array = np.random.default_rng(1).standard_normal(value.shape, dtype=np.float32)
+    dout = np.empty_like(value)
+    np.random.default_rng(1).standard_normal(out=dout, dtype=np.float32)
     print(f"query, key, value {query.shape} float32; {density:.1%} of the pairs are visible")
 
     _compile(mask, qkv)
