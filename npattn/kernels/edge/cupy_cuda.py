@@ -22,6 +22,8 @@ class _DevicePlan(NamedTuple):
 
     row_items: cuda_launch.Items
     col_items: cuda_launch.Items
+    row_parts: int  # parts of all hubs
+    col_parts: int
     lists: dict[str, Any]  # row_source, row_edge, col_target, col_slot
 
 
@@ -53,7 +55,7 @@ def forward(problem: EdgeProblem, plan: EdgePlan, arrays: EdgeArrays) -> EdgeFor
             "out": xp.empty((*rows, problem.head_dim_v), problem.dtype),
             "m": xp.empty(rows, acc),
             "l": xp.empty(rows, acc),
-            **_parts(xp, acc, problem, device.row_items, out=problem.head_dim_v, m=0, l=0),
+            **_parts(xp, acc, problem, device.row_parts, out=problem.head_dim_v, m=0, l=0),
         }
         _cuda.run(cuda_launch.forward_launches(problem, device.row_items, named))
     return EdgeForward(named["out"], named["m"], named["l"])
@@ -105,13 +107,13 @@ def backward(
             "dfeatures": xp.empty((groups, problem.num_edges, edge_dim), acc) if edge_dim else None,
             "dweight": xp.zeros((warps, edge_dim, heads, dim), acc) if edge_dim else None,
         }
-        parts = _parts(xp, acc, problem, device.row_items, out=dim)
+        parts = _parts(xp, acc, problem, device.row_parts, out=dim)
         _cuda.run(cuda_launch.backward_rows_launches(problem, device.row_items, shared | by_row | parts))
         by_col = {
             "dk": xp.empty((problem.num_sources, heads, dim), problem.dtype),
             "dv": xp.empty((problem.num_sources, heads, problem.head_dim_v), problem.dtype),
         }
-        parts = _parts(xp, acc, problem, device.col_items, out=dim, v=problem.head_dim_v)
+        parts = _parts(xp, acc, problem, device.col_parts, out=dim, v=problem.head_dim_v)
         _cuda.run(cuda_launch.backward_cols_launches(problem, device.col_items, shared | by_col | parts))
 
         dbias, datt, dfeatures, dweight = (by_row[name] for name in ("dbias", "datt", "dfeatures", "dweight"))
@@ -154,9 +156,8 @@ def _inputs(problem: EdgeProblem, arrays: EdgeArrays, device: _DevicePlan, xp: A
     }
 
 
-def _parts(xp: Any, acc: Any, problem: EdgeProblem, items: cuda_launch.Items, **width: int) -> dict[str, Any]:
+def _parts(xp: Any, acc: Any, problem: EdgeProblem, parts: int, **width: int) -> dict[str, Any]:
     """Workspace for the parts of hubs: name -> row length, 0 for one number a head."""
-    parts = int(items.part.max()) + 1 if len(items.hub_node) else 0
     shape = (parts, problem.heads)
     return {f"part_{name}": xp.empty((*shape, size) if size else shape, acc) for name, size in width.items()}
 
@@ -169,14 +170,13 @@ def _on_device(plan: EdgePlan, xp: Any) -> _DevicePlan:
         if found is not None and found[0] is plan:
             _plans.move_to_end(key)
             return found[1]
-    row_items, col_items = (
-        cuda_launch.Items(*(xp.asarray(x) for x in cuda_launch.items_of(np.asarray(ptr))))
-        for ptr in (plan.row_ptr, plan.col_ptr)
-    )
+    on_host = [cuda_launch.items_of(np.asarray(ptr)) for ptr in (plan.row_ptr, plan.col_ptr)]
+    row_items, col_items = (cuda_launch.Items(*map(xp.asarray, items)) for items in on_host)
+    row_parts, col_parts = (int(items.hub_part[-1]) for items in on_host)
     lists = {
         name: xp.asarray(getattr(plan, name)) for name in ("row_source", "row_edge", "col_target", "col_slot")
     }
-    moved = _DevicePlan(row_items, col_items, lists)
+    moved = _DevicePlan(row_items, col_items, row_parts, col_parts, lists)
     with _plans_lock:
         _plans[key] = (plan, moved)  # the plan itself is kept too, so that its id stays its own
         while len(_plans) > _MAX_PLANS:
