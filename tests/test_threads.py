@@ -44,14 +44,18 @@ def test_the_environment_variable_sets_the_number():
 
 
 def test_a_wrong_environment_variable_is_named():
-    code = "import npattn\ntry: npattn.get_num_threads()\nexcept ValueError as error: print('NPATTN_NUM_THREADS' in str(error))"
+    code = (
+        "import npattn\ntry: npattn.get_num_threads()\n"
+        "except ValueError as error: print('NPATTN_NUM_THREADS' in str(error))"
+    )
     assert _python(code, NPATTN_NUM_THREADS="many") == "True"
     assert _python(code, NPATTN_NUM_THREADS="0") == "True"
 
 
 def test_import_and_serial_calls_start_no_thread():
     code = (
-        "import threading, numpy as np, npattn\nx = np.ones((1, 1, 8, 8), np.float32)\nnpattn.attention(x, x, x)\n"
+        "import threading, numpy as np, npattn\nx = np.ones((1, 1, 8, 8), np.float32)\n"
+        "npattn.attention(x, x, x)\n"
         "print(threading.active_count())"
     )
     assert _python(code) == "1"

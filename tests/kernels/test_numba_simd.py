@@ -141,8 +141,8 @@ def test_matmul_of_any_size_and_stride(dtype: Any, depth: int, count: int) -> No
             for accumulate in (False, True):
                 expected = a @ b + (c if accumulate else 0)
                 product(
-                    address(a), *a.strides, address(b), b.strides[0], address(c), c.strides[0], rows, count, depth,
-                    accumulate, dtype(1),
+                    address(a), *a.strides, address(b), b.strides[0], address(c), c.strides[0], rows, count,
+                    depth, accumulate, dtype(1),
                 )  # fmt: skip
                 np.testing.assert_allclose(c, expected, atol=tolerance)
 
@@ -160,7 +160,7 @@ def test_sixteen_bit_formats_round_to_nearest_even_and_back() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     rng = np.random.default_rng(0)
     x = np.concatenate(
-        [rng.standard_normal(1000), [0, -0.0, np.inf, -np.inf, np.nan, 65504, 65520, 1e-7, 6e-8, 1e30, 3.4e38],
+        [rng.standard_normal(1000), [0, -0.0, np.inf, -np.inf, np.nan, 65504, 65520, 1e-7, 6e-8, 1e30],
          1 + np.arange(64) / 4096, rng.standard_normal(500) * 1e-5]
     ).astype(np.float32)  # fmt: skip
     x = np.resize(x, 1600)

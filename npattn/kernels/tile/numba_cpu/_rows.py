@@ -17,7 +17,6 @@ from npattn.kernels._simd.storage import (
 )
 from npattn.kernels._simd.transpose import square, square_bfloat, square_half, square_pairs
 from npattn.kernels._simd.vectors import (
-    add,
     any_nan,
     cast,
     cast_int32,
@@ -31,7 +30,6 @@ from npattn.kernels._simd.vectors import (
     splat,
     store,
     store_scalar,
-    sub,
     vector_bytes,
 )
 
@@ -175,18 +173,13 @@ def pack_pairs_of_rows(source, source_row, target, target_row, rows, dim, one):
 
 
 @part()
-def round_rows(source, target, row, target_row, l_parts, correct, rows, vectors, one):
-    """Weights rounded to bfloat16, apart; with ``correct`` l follows what was rounded away."""
+def round_rows(source, target, row, target_row, rows, vectors, one):
+    """Weights rounded to bfloat16, nearest even, into rows of their own."""
     n = lanes(one)
     width = vector_bytes(one)
     for r in range(rows):
-        lost = splat(cast(0.0, one))
         for c in range(vectors):
-            value = load(source + r * row + c * width, one)
-            rounded = store_rounded(target + r * target_row + c * n * 2, value)
-            lost = add(lost, sub(rounded, value))
-        if correct:
-            store(l_parts + r * width, add(load(l_parts + r * width, one), lost))
+            store_rounded(target + r * target_row + c * n * 2, load(source + r * row + c * width, one))
 
 
 @part()
