@@ -87,7 +87,7 @@ def public_names(module):
 def write_reference(folder):
     """One page for each module, listing its public names: written anew by each build, so none is missing."""
     folder.mkdir(exist_ok=True)
-    listed = set()
+    listed, pages = set(), set()
     for name, (heading, sentence) in PAGES.items():
         module = import_module(name)
         own = [item for item in public_names(module) if id(getattr(module, item)) not in listed]
@@ -106,9 +106,13 @@ def write_reference(folder):
                 ]
                 lines += [f"   {item}" for item in items] + [""]
         page = folder / f"{name.replace('.', '-')}.rst"
+        pages |= {page.name, *(f"{name}.{item}.rst" for item in own)}
         text = "\n".join(lines)
         if not page.exists() or page.read_text() != text:
             page.write_text(text)
+    for stale in folder.glob("*.rst"):  # of names that have moved or gone
+        if stale.name not in pages:
+            stale.unlink()
 
 
 write_reference(Path(__file__).parent / "generated")
