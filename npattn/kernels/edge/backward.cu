@@ -103,10 +103,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) edge_backward_rows(cons
             else ((Acc*)p.part_out)[((i64)part * p.heads + at.head) * p.head_dim + at.first + c] = dq[c] * after;
         }
     }
-    if (SCORE != DYNAMIC || !at.is_real) return;
 #pragma unroll
     for (int c = 0; c < PER_LANE; ++c)
-        if (at.first + c < p.head_dim) ((Acc*)p.datt)[((i64)at.warp * p.heads + at.head) * p.head_dim + at.first + c] = datt[c];
+        if (SCORE == DYNAMIC && at.is_real && at.first + c < p.head_dim) ((Acc*)p.datt)[((i64)at.warp * p.heads + at.head) * p.head_dim + at.first + c] = datt[c];
 }
 
 // dk and dv: one warp an item of the lists by sending node.
