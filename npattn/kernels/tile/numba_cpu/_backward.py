@@ -16,6 +16,18 @@ dV and dK (`_simd.matmul` takes any strides for A): nothing is transposed but K 
 dbias: where one unit sees every pair that a bias entry belongs to, dS is added to it on the way; a bias
 shared by batch elements or by heads of several units is served by `bias_units`, which recomputes S and dP
 (two more products), each unit owning the entries it adds to.
+
+Versions (Zen 4, one core, percent of the FMA peak, float32, backward alone; full / causal):
+
+=============================================== ================ ================= ==============
+version                                         1,1,1024,64      1,1,2048,128      1,12,128,64
+=============================================== ================ ================= ==============
+tiles 48 x 64, edge tiles computed whole        83 / 73          91 / 83           70 / 38
+edge tiles in strips of 24 query rows           83 / 78          84-91 / 83        77 / 58
+=============================================== ================ ================= ==============
+
+Q and dO are read in place where their rows are contiguous whole vectors, and copied per tile otherwise. Not
+tried: bfloat16 dot products here (P and dS would be packed twice, along keys and along queries).
 """
 
 from typing import Final
