@@ -76,6 +76,7 @@ def mask_trees(draw, batch, len_q, len_k, depth=2):
         return one & other if draw(st.booleans()) else one | other
     small = st.integers(0, 40)
     offset = st.one_of(st.none(), st.integers(-50, 50))
+    place = st.integers(0, max(len_q, len_k) - 1) if max(len_q, len_k) else st.nothing()
     return draw(
         st.one_of(
             st.just(masks.Full()),
@@ -85,7 +86,7 @@ def mask_trees(draw, batch, len_q, len_k, depth=2):
             st.builds(masks.Strided, st.integers(1, 9)),
             st.builds(masks.Dilated, st.integers(0, 5), st.integers(1, 4), offset),
             st.builds(lambda n: masks.Padding([n] * batch), st.integers(0, len_k)),
-            st.builds(lambda g: masks.GlobalTokens(sorted(g)), st.sets(small, max_size=3)),
+            st.builds(lambda g: masks.GlobalTokens(sorted(g)), st.sets(place, max_size=3)),
         )
     )
 
