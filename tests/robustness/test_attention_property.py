@@ -76,7 +76,8 @@ def mask_trees(draw, batch, len_q, len_k, depth=2):
         return one & other if draw(st.booleans()) else one | other
     small = st.integers(0, 40)
     offset = st.one_of(st.none(), st.integers(-50, 50))
-    place = st.integers(0, max(len_q, len_k) - 1) if max(len_q, len_k) else st.nothing()
+    longest = max(len_q, len_k)
+    places = st.sets(st.integers(0, longest - 1), max_size=3) if longest else st.just(set())
     return draw(
         st.one_of(
             st.just(masks.Full()),
@@ -86,7 +87,7 @@ def mask_trees(draw, batch, len_q, len_k, depth=2):
             st.builds(masks.Strided, st.integers(1, 9)),
             st.builds(masks.Dilated, st.integers(0, 5), st.integers(1, 4), offset),
             st.builds(lambda n: masks.Padding([n] * batch), st.integers(0, len_k)),
-            st.builds(lambda g: masks.GlobalTokens(sorted(g)), st.sets(place, max_size=3)),
+            st.builds(lambda g: masks.GlobalTokens(sorted(g)), places),
         )
     )
 
