@@ -134,6 +134,11 @@ def test_extremes_stay_finite(module):
         options = (False,) if name == "gelu" else ()
         y = getattr(module, name)(x, *options)
         np.testing.assert_allclose(y, np.where(x > 0, x, 0), rtol=1e-6, atol=1e-7)
+    for tanh in (False, True):
+        slope = module.gelu_backward(np.ones_like(x), np.where(abs(x) > 50, x * np.float32(1e8), x), tanh)
+        np.testing.assert_allclose(slope, np.where(x > 0, 1.0, np.where(x == 0, 0.5, 0.0)), atol=1e-6)
+        y = module.gelu(x * np.float32(1e6), tanh)
+        np.testing.assert_allclose(y, np.where(x > 0, x * np.float32(1e6), 0), rtol=1e-6, atol=1e-30)
     logits = np.array([[1e30, 0.0, -np.inf, 5.0], [-np.inf, 3.0, 3.0, -np.inf]], np.float32)
     targets = np.array([0, 1])
     loss, lse = module.cross_entropy(logits, targets, -100, 0.0)

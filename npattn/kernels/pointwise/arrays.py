@@ -13,6 +13,8 @@ USABLE: Final = True
 SQRT_HALF: Final = 0.7071067811865476
 SQRT_2_OVER_PI: Final = 0.7978845608028654
 CUBIC: Final = 0.044715
+#: Beyond ±FLAT GELU's slope is 1 or 0 to the last bit, and powers of x could overflow.
+FLAT: Final = 40.0
 
 #: Rows of the loss are worked on in blocks of about this many elements, so that temporaries stay in cache.
 BLOCK: Final = 1 << 16
@@ -35,7 +37,7 @@ def gelu(x: Array, tanh: bool) -> Array:
 def gelu_backward(dy: Array, x: Array, tanh: bool) -> Array:
     """``dx = dy (Φ(x) + x φ(x))``, or the derivative of the tanh approximation."""
     xp = array_module(dy, x)
-    wide = x.astype(accumulation_dtype(x.dtype), copy=False)
+    wide = xp.clip(x.astype(accumulation_dtype(x.dtype), copy=False), -FLAT, FLAT)
     if tanh:
         t = xp.tanh(_tanh_argument(wide))
         slope = wide * wide
@@ -278,6 +280,7 @@ def _as(result: Array, like: Array) -> Array:
 
 
 def _tanh_argument(x: Array) -> Array:
+    x = array_module(x).clip(x, -FLAT, FLAT)
     u = x * x
     u *= CUBIC
     u += 1.0

@@ -42,7 +42,7 @@ from npattn.kernels._simd.vectors import (
     store_scalar,
     sub,
 )
-from npattn.kernels.pointwise.arrays import CUBIC, SQRT_2_OVER_PI, SQRT_HALF
+from npattn.kernels.pointwise.arrays import CUBIC, FLAT, SQRT_2_OVER_PI, SQRT_HALF
 from npattn.kernels.pointwise.arrays import adam as in_arrays
 from npattn.kernels.pointwise.erf import P32, Q32
 
@@ -68,9 +68,15 @@ _Q0, _Q1, _Q2, _Q3, _Q4 = (F(c) for c in Q32)
 
 
 @helper("one")
+def _clamp(most, x):
+    """X between −most and most; NaN stays."""
+    x = maximum(splat(-most), x)
+    return sub(splat(F(0)), maximum(splat(-most), sub(splat(F(0)), x)))
+
+
+@helper("one")
 def _erf(x):
-    x = maximum(splat(F(-4)), x)
-    x = sub(splat(F(0)), maximum(splat(F(-4)), sub(splat(F(0)), x)))
+    x = _clamp(F(4), x)
     z = mul(x, x)
     p = fma(fma(splat(_P0), z, splat(_P1)), z, splat(_P2))
     p = fma(fma(fma(fma(p, z, splat(_P3)), z, splat(_P4)), z, splat(_P5)), z, splat(_P6))
@@ -98,6 +104,7 @@ def _gelu(approximate, x):
 @helper("one")
 def _gelu_slope(approximate, x):
     half = splat(F(0.5))
+    x = _clamp(F(FLAT), x)
     z = mul(x, x)
     if approximate:
         t = tanh(mul(mul(fma(z, splat(_CUBIC), splat(F(1))), x), splat(_ROOT)))
