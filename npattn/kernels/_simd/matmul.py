@@ -68,14 +68,12 @@ def _micro(rows: int, vectors: int, pairs: bool = False) -> Any:
             element = ir.IntType(32) if pairs else scalar
             loaded = ir.VectorType(element, vec.lanes)
             a_starts = [builder.add(a, builder.mul(a_row, integer(r))) for r in range(rows)]
+            results: list[tuple[Any, Any]] = []
 
             before = builder.block
-            read = builder.append_basic_block("read_c")
             loop = builder.append_basic_block("depth")
+            read = builder.append_basic_block("add_c")
             done = builder.append_basic_block("write_c")
-            builder.cbranch(accumulate, read, loop)
-            builder.position_at_end(read)
-            old = [emit_load(builder, place, kind) for place in places]
             builder.branch(loop)
 
             builder.position_at_end(loop)
@@ -83,12 +81,11 @@ def _micro(rows: int, vectors: int, pairs: bool = False) -> Any:
             offset = builder.phi(integer)
             b_at = builder.phi(integer)
             sums = [builder.phi(kind) for _ in places]
-            for block, starts in ((before, [constant(kind, 0.0)] * len(places)), (read, old)):
-                k.add_incoming(depth, block)
-                offset.add_incoming(integer(0), block)
-                b_at.add_incoming(b, block)
-                for total, start in zip(sums, starts, strict=True):
-                    total.add_incoming(start, block)
+            k.add_incoming(depth, before)
+            offset.add_incoming(integer(0), before)
+            b_at.add_incoming(b, before)
+            for total in sums:
+                total.add_incoming(constant(kind, 0.0), before)
             b_now = [
                 emit_load(builder, builder.add(b_at, builder.mul(width, integer(v))), loaded)
                 for v in range(vectors)
@@ -106,11 +103,28 @@ def _micro(rows: int, vectors: int, pairs: bool = False) -> Any:
             b_at.add_incoming(builder.add(b_at, b_row), loop)
             for total, value in zip(sums, new, strict=True):
                 total.add_incoming(value, loop)
-            builder.cbranch(builder.icmp_signed(">", left, integer(0)), loop, done)
+            whole = builder.append_basic_block("whole")
+            builder.cbranch(builder.icmp_signed(">", left, integer(0)), loop, whole)
+
+            # C is added behind the loop: the products of one tile are summed among themselves first, so that
+            # the error of a long sum grows with the number of tiles, not of keys.
+            builder.position_at_end(whole)
+            builder.cbranch(accumulate, read, done)
+            builder.position_at_end(read)
+            added = [
+                builder.fadd(emit_load(builder, place, kind), value)
+                for place, value in zip(places, new, strict=True)
+            ]
+            builder.branch(done)
 
             builder.position_at_end(done)
-            for place, value in zip(places, new, strict=True):
-                emit_store(builder, place, value)
+            for place, alone, total in zip(places, new, added, strict=True):
+                result = builder.phi(kind)
+                result.add_incoming(alone, whole)
+                result.add_incoming(total, read)
+                results.append((place, result))
+            for place, result in results:
+                emit_store(builder, place, result)
             return context.get_dummy_value()
 
         i = types.intp
