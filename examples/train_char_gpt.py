@@ -13,7 +13,6 @@ import json
 import signal
 import sys
 import time
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -59,13 +58,6 @@ def read_text(path):
     return "\n".join(topics[name] for name in sorted(topics))
 
 
-@lru_cache(maxsize=2)
-def windows(seed, number, count, width):
-    """Where the windows of one pass start: side by side from a random offset on, in random order."""
-    rng = np.random.default_rng([seed, number])
-    return rng.integers(width) + width * rng.permutation(count)
-
-
 class Run:
     """One training run: text, model, optimiser, and the step it has come to."""
 
@@ -105,15 +97,10 @@ class Run:
         self.optimiser = optim.AdamW(self.model.named_parameters(), betas=(0.9, 0.99), weight_decay=0.1)
 
     def batch(self, step):
-        """(batch, context + 1) ids, a function of seed and step: pass after pass over the whole text."""
+        """(batch, context + 1) ids, a function of seed and step."""
         args = self.args
-        count = (len(self.train) - 1) // args.context - 1
-        places = step * args.batch + np.arange(args.batch)
-        starts = np.array(
-            [
-                windows(args.seed, place // count, count, args.context)[place % count]
-                for place in places.tolist()
-            ]
+        starts = np.random.default_rng([args.seed, step]).integers(
+            0, len(self.train) - args.context, args.batch
         )
         return self.xp.asarray(self.train[starts[:, None] + np.arange(args.context + 1)])
 
