@@ -39,7 +39,8 @@ WIDTH = _width()
 HAS_FMA = not IS_X86 or "fma" in CPU_FEATURES or "avx512f" in CPU_FEATURES
 HAS_SCALEF = IS_X86 and WIDTH == 16 and "avx512f" in CPU_FEATURES
 HAS_HALF = not IS_X86 or "f16c" in CPU_FEATURES or "avx512f" in CPU_FEATURES
-HAS_BF16_DOT = IS_X86 and WIDTH == 16 and "avx512bf16" in CPU_FEATURES
+# before LLVM 16 (numba < 0.62) the intrinsics of bf16 had other operand types
+HAS_BF16_DOT = IS_X86 and WIDTH == 16 and "avx512bf16" in CPU_FEATURES and llvm.llvm_version_info[0] >= 16
 TILE_ROWS = 6
 TILE_VECTORS = 4 if (WIDTH == 16 or not IS_X86) else 2
 """The register tile of the matmul: 6 x 4 vectors with 32 registers, 6 x 2 with 16 (see matmul.py)."""
