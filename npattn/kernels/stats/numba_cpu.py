@@ -35,7 +35,8 @@ from npattn import _threads
 from npattn._arrays import accumulation_dtype
 from npattn._typing import Array
 from npattn.kernels import _jit
-from npattn.kernels._jit import helper, jit
+from npattn.kernels._jit import jit
+from npattn.kernels._parts import part
 from npattn.kernels._simd import _host
 from npattn.kernels._simd.exp import exp, exp_scalar
 from npattn.kernels._simd.matmul import matmul
@@ -96,7 +97,7 @@ def _store_int64(typingctx: Any, address: Any, value: Any) -> Any:
     return types.void(types.intp, types.int64), codegen
 
 
-@helper()
+@part()
 def _logits(p, b, lst, h, i0, count, j0, width_k, kind, bitmap, q, q_row, packed, s, s_row, one):
     """The masked logits of one tile, into ``s``."""
     n = lanes(one)
@@ -105,7 +106,7 @@ def _logits(p, b, lst, h, i0, count, j0, width_k, kind, bitmap, q, q_row, packed
     finish_logits(p, b, lst, h, 1, i0, count, j0, width_k, kind, bitmap, s, s_row, vectors, 0, one)
 
 
-@helper()
+@part()
 def _note_top(values, keys, top_k, t, j0, width_k, one):
     """Sort the logits of one row into its top_k; equal ones stay behind those that came first."""
     size = scalar_bytes(one)
@@ -122,7 +123,7 @@ def _note_top(values, keys, top_k, t, j0, width_k, one):
             _store_int64(keys + at * 8, j0 + j)
 
 
-@helper()
+@part()
 def _note_row(p, x, row, t, own, l_part, a_part, j0, width_k, vectors, one):
     """What one row of one tile of logits adds to its row's statistics; ``row`` numbers all rows."""
     size = scalar_bytes(one)
@@ -170,7 +171,7 @@ def _note_row(p, x, row, t, own, l_part, a_part, j0, width_k, vectors, one):
     store(a_part, a)
 
 
-@helper()
+@part()
 def _query_unit(p, x, unit, scratch, one):
     """First sweep: unit = (q_chunks - 1 - chunk) * (batch * heads_kv) + b * heads_kv + g."""
     n = lanes(one)
@@ -244,7 +245,7 @@ def _query_unit(p, x, unit, scratch, one):
                 store_scalar(x.tilt + (line + r) * size, hsum(load(a_parts + r * width, one)))
 
 
-@helper()
+@part()
 def _add_columns(x, line, s, s_row, count, vectors, sums, one):
     """sums[j] += sum over the rows of exp(s - m) / l; x.l holds 1 / l here, 0 for rows that see nothing."""
     size = scalar_bytes(one)
@@ -258,7 +259,7 @@ def _add_columns(x, line, s, s_row, count, vectors, sums, one):
             store(at, fma(exp(sub(load(t + c * width, one), base)), share, load(at, one)))
 
 
-@helper()
+@part()
 def _key_unit(p, x, unit, scratch, wide, one):
     """Second sweep: unit = chunk * (batch * heads_kv) + b * heads_kv + g."""
     n = lanes(one)
@@ -304,9 +305,8 @@ def _key_unit(p, x, unit, scratch, wide, one):
                         store_scalar(target + j * 8, total + cast(load_scalar(sums + j * size, one), wide))
 
 
-@jit
-def sweep_units(address, extra, by_key, first, stop, scratch, wide, one):
-    """Units first .. stop of one sweep; one kernel for both, so that their parts are compiled once."""
+@part()
+def _sweep(address, extra, by_key, first, stop, scratch, wide, one):
     p = params_at(address)
     x = _extra_at(extra)
     for unit in range(first, stop):
@@ -314,6 +314,12 @@ def sweep_units(address, extra, by_key, first, stop, scratch, wide, one):
             _key_unit(p, x, unit, scratch, wide, one)
         else:
             _query_unit(p, x, unit, scratch, one)
+
+
+@jit
+def sweep_units(address, extra, by_key, first, stop, scratch, wide, one):
+    """Units first .. stop of one sweep; one kernel for both, so that their parts are compiled once."""
+    _sweep(address, extra, by_key, first, stop, scratch, wide, one)
 
 
 def tile_shape(problem: Problem) -> tuple[int, int]:
