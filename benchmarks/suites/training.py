@@ -52,8 +52,10 @@ def limit(workload: str, peak: float, bandwidth: float) -> tuple[float, float]:
 
 def _npattn(workload: str) -> Callable[[], Any]:
     from npattn.functional import cross_entropy_vjp
+    from npattn.nn import keep_freed_memory
     from npattn.optim import AdamW, clip_by_global_norm
 
+    keep_freed_memory()  # as examples/train_char_gpt.py does
     model, ids = _model(workload), _batch(workload)
     optimiser = AdamW(model.named_parameters(), betas=(0.9, 0.99), weight_decay=0.1)
 
