@@ -51,7 +51,7 @@ def is_attention_dtype(dtype: np.dtype[Any]) -> bool:
 @lru_cache(maxsize=64)
 def accumulation_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Sums are kept in float64 for float64, in float32 for everything narrower."""
-    return np.dtype(np.float64) if dtype == np.float64 else np.dtype(np.float32)
+    return np.dtype(np.float64) if dtype.newbyteorder("=") == np.float64 else np.dtype(np.float32)
 
 
 def to_numpy(array: Any) -> Array:

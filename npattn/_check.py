@@ -22,10 +22,11 @@ def shapes_differ(rule: str, axis: str, **shapes: tuple[int, ...]) -> ValueError
 
 
 def float_dtype(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """``dtype`` itself when attention computes in it."""
-    if not is_attention_dtype(dtype):
+    """``dtype`` in this machine's byte order, when attention computes in it."""
+    native = dtype.newbyteorder("=")
+    if not is_attention_dtype(native):
         raise TypeError(f"{name} must be {FLOATS}, got {dtype}. Convert it with {name}.astype(np.float32).")
-    return dtype
+    return native
 
 
 def promote(names: str, *dtypes: np.dtype[Any]) -> np.dtype[Any]:
@@ -39,11 +40,34 @@ def promote(names: str, *dtypes: np.dtype[Any]) -> np.dtype[Any]:
         ) from error
 
 
+def number(name: str, value: Any) -> float:
+    """``value`` as a float; an array of several, a string or None is a TypeError that names the argument."""
+    if hasattr(value, "__float__") or hasattr(value, "__index__"):
+        try:
+            return float(value)
+        except TypeError:  # an array of other than one entry
+            pass
+    shape = getattr(value, "shape", ())
+    came = f"an array of shape {tuple(shape)}" if shape else f"{type(value).__name__} ({value!r})"
+    raise TypeError(f"{name} must be one number, got {came}; write {name}=<float>")
+
+
+def integer(name: str, value: Any, least: int) -> int:
+    """``value`` as an int of at least ``least``."""
+    try:
+        whole = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}") from None
+    if whole < least:
+        raise ValueError(f"{name} must be at least {least}, got {whole}")
+    return whole
+
+
 def scale_value(scale: float | None, head_dim: int) -> float:
     """``scale`` as a finite float; 1/sqrt(head_dim) for None."""
     if scale is None:
         return 1.0 / math.sqrt(head_dim) if head_dim else 1.0
-    value = float(scale)
+    value = number("scale", scale)
     if not math.isfinite(value):
         raise ValueError(f"scale must be finite, got {value}")
     return value
@@ -53,7 +77,7 @@ def softcap_value(softcap: float | None) -> float:
     """``softcap`` as a float >= 0, 0.0 meaning off."""
     if softcap is None:
         return 0.0
-    value = float(softcap)
+    value = number("softcap", softcap)
     if not (math.isfinite(value) and value >= 0.0):
         raise ValueError(f"softcap must be a finite number > 0, or 0 or None to switch it off; got {value}")
     return value
@@ -61,7 +85,7 @@ def softcap_value(softcap: float | None) -> float:
 
 def dropout_values(dropout_p: float, seed: int | None) -> tuple[float, int]:
     """(p, seed modulo 2**64), the seed 0 when p is 0."""
-    p = float(dropout_p)
+    p = number("dropout_p", dropout_p)
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"dropout_p must be in [0, 1], got {p}")
     if p == 0.0:
@@ -81,28 +105,27 @@ def mask_dtype(array: Array, name: str = "mask") -> Array:
     """``array`` itself when it is a bool array."""
     if array.dtype == np.bool_:
         return array
+    rule = f"{name} must be a bool array (True = may attend)" + (" or a Mask" if name == "mask" else "")
     if array.dtype.kind in "iu":
         raise TypeError(
-            f"{name} must be a bool array (True = may attend) or a Mask, got {array.dtype}. Integer masks "
-            f"are refused because 0/1 marks padding in some libraries and visibility in others; "
-            f"write {name} != 0 or {name} == 0."
+            f"{rule}, got {array.dtype}. Integer masks are refused because 0/1 marks padding in some "
+            f"libraries and visibility in others; write {name} != 0 or {name} == 0."
         )
     if array.dtype.kind in "fV":
-        raise TypeError(
-            f"{name} must be a bool array (True = may attend) or a Mask, got {array.dtype}. A float array is "
-            f"added to the logits: pass it as bias=."
-        )
+        raise TypeError(f"{rule}, got {array.dtype}. A float array is added to the logits: pass it as bias=.")
     came = repr(array.item()) if array.ndim == 0 else str(array.dtype)
     if array.ndim == 0 and isinstance(array.item(), type):
         came = f"the class {array.item().__name__}: make a mask of it, {array.item().__name__}(...)"
-    raise TypeError(f"{name} must be a bool array (True = may attend) or a Mask, got {came}")
+    raise TypeError(f"{rule}, got {came}")
 
 
 __all__ = [
     "FLOATS",
     "dropout_values",
     "float_dtype",
+    "integer",
     "mask_dtype",
+    "number",
     "promote",
     "scale_value",
     "shapes_differ",

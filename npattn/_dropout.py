@@ -16,6 +16,7 @@ arithmetic is on unsigned 32-bit words, modulo 2**32::
 two mixes, which vectorise on every machine.
 """
 
+import operator
 from typing import Any, Final
 
 import numpy as np
@@ -72,21 +73,27 @@ def keep_mask(seed: int, shape_or_indices: tuple[Any, ...], p: float) -> Array:
     """
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"dropout_p must be in [0, 1], got {p}")
-    if len(shape_or_indices) > 4:
-        raise ValueError(f"at most four axes (batch, heads, len_q, len_k), got {len(shape_or_indices)}")
-    if all(isinstance(size, int) for size in shape_or_indices):
+    seed = operator.index(seed)
+    sizes = tuple(shape_or_indices)
+    if len(sizes) > 4:
+        raise ValueError(f"at most four axes (batch, heads, len_q, len_k), got {len(sizes)}")
+    is_shape = all(isinstance(size, int | np.integer) for size in sizes)
+    if is_shape:
         xp = np
-        shape = (1,) * (4 - len(shape_or_indices)) + shape_or_indices
-        indices: Any = np.ogrid[tuple(slice(size) for size in shape)]
+        sizes = tuple(int(size) for size in sizes)
+        indices: Any = np.ogrid[tuple(slice(size) for size in (1,) * (4 - len(sizes)) + sizes)]
+    elif len(sizes) == 4:
+        xp = array_module(*sizes)
+        indices = sizes
     else:
-        xp = array_module(*shape_or_indices)
-        shape = None
-        indices = shape_or_indices
+        raise ValueError(
+            f"indices are four arrays (b, h, i, j), got {len(sizes)}; a shape is a tuple of ints"
+        )
     b, h, i, j = (xp.asarray(index).astype(xp.uint32) for index in indices)
     with np.errstate(over="ignore"):  # 0-d results are NumPy scalars, which warn where arrays wrap silently
         x = _mix(_fold(_row_word(R0, seed, b, h, i), j) ^ _row_word(R1, seed, b, h, i))
     keep: Array = x >= xp.uint32(threshold(p)) if p < 1.0 else xp.zeros(x.shape, bool)
-    return keep if shape is None else keep.reshape(shape_or_indices)
+    return keep.reshape(sizes) if is_shape else keep
 
 
 def threshold(p: float) -> int:

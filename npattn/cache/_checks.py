@@ -1,10 +1,10 @@
 """What every cache checks before it changes anything."""
 
-import operator
 from typing import Any
 
 import numpy as np
 
+from npattn import _check
 from npattn._arrays import is_attention_dtype, is_cupy
 from npattn._typing import Array
 from npattn.functional import merge_attention
@@ -16,18 +16,12 @@ class CacheFullError(ValueError):
 
 def size(name: str, value: Any, least: int = 1) -> int:
     """``value`` as an int of at least ``least``."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an int, got {type(value).__name__}") from None
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}, got {number}")
-    return number
+    return _check.integer(name, value, least)
 
 
 def storage_dtype(dtype: Any) -> np.dtype[Any]:
     """A dtype attention computes in."""
-    found: np.dtype[Any] = np.dtype(dtype)
+    found: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
     if not is_attention_dtype(found):
         raise TypeError(f"a cache holds float64, float32, float16 or bfloat16, not {found}")
     return found
@@ -38,8 +32,7 @@ def new_rows(key: Any, value: Any, key_shape: tuple[Any, ...], value_shape: tupl
     for name, array, wanted in (("key", key, key_shape), ("value", value, value_shape)):
         if not isinstance(array, np.ndarray) and not is_cupy(array):
             raise TypeError(f"{name} must be an array, got {type(array).__name__}")
-        if not is_attention_dtype(np.dtype(array.dtype)):
-            raise TypeError(f"{name} must be float64, float32, float16 or bfloat16, got {array.dtype}")
+        _check.float_dtype(name, np.dtype(array.dtype))
         if len(array.shape) != len(wanted) or any(
             have != want for have, want in zip(array.shape, wanted, strict=True) if want is not None
         ):

@@ -176,8 +176,8 @@ def canonical(
     layout, problem = facts_of(
         (query.shape, key.shape, value.shape),
         dtype,
-        None if scale is None else float(scale),
-        None if softcap is None else float(softcap),
+        None if scale is None else _check.number("scale", scale),
+        None if softcap is None else _check.number("softcap", softcap),
         bias is not None,
         sinks is not None,
         dropout[0],
@@ -210,9 +210,9 @@ def as_array(x: Any) -> Array:
 def common_dtype(**arrays: Array) -> np.dtype[Any]:
     """The dtype NumPy promotes these arrays to, when attention computes in it and in each of them."""
     for name, array in arrays.items():
-        _check.float_dtype(name, array.dtype.newbyteorder("="))
+        _check.float_dtype(name, array.dtype)
     dtype = _check.promote(", ".join(arrays), *(array.dtype for array in arrays.values()))
-    return _check.float_dtype("the promoted input", dtype.newbyteorder("="))
+    return _check.float_dtype("the promoted input", dtype)
 
 
 def stacked(x: Array, layout: Layout, heads: int, dtype: np.dtype[Any]) -> Array:
@@ -289,10 +289,11 @@ def pairwise(x: Array, layout: Layout, name: str) -> Array:
 
 def _bias(bias: Any, layout: Layout, acc: np.dtype[Any]) -> Array:
     """The bias in 4-D; in its own dtype unless that is wider than the accumulation dtype."""
+    if isinstance(bias, Mask):
+        raise TypeError(f"bias must be a float array, got the mask {bias!r}: pass it as mask=")
     bias = as_array(bias)
-    _check.float_dtype("bias", bias.dtype.newbyteorder("="))
+    dtype = _check.float_dtype("bias", bias.dtype)
     bias = pairwise(bias, layout, "bias")
-    dtype = bias.dtype.newbyteorder("=")
     if dtype == np.float64 != acc:
         bias = narrowed(bias, acc)
     elif bias.dtype != dtype or is_misaligned(bias):

@@ -358,6 +358,11 @@ def scaled_dot_product_attention(
         query, key, value = _broadcast_heads(query, key, value)
     mask: Any = Causal(offset=0) if is_causal else None
     bias = None
+    if isinstance(attn_mask, Mask):
+        raise TypeError(
+            f"attn_mask must be a bool or float array, got the mask {attn_mask!r}: "
+            "npattn.attention takes it as mask="
+        )
     if attn_mask is not None:
         attn_mask = as_array(attn_mask)
         if attn_mask.dtype.kind in "fV":
@@ -451,7 +456,7 @@ def _backward(call: _Call, result: Forward, dout: Array, dlse: Array | None) -> 
 
 def _cotangent(name: str, x: Array, shape: tuple[int, ...]) -> Array:
     x = as_array(x)
-    _check.float_dtype(name, x.dtype.newbyteorder("="))
+    _check.float_dtype(name, x.dtype)
     if x.shape != shape:
         raise ValueError(f"{name} must have the shape of {name[1:]}, {shape}, got {x.shape}")
     return x

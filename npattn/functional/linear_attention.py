@@ -12,10 +12,9 @@ and denominator a single product, and everything here, forward and backward, is 
 computed by chunks: inside a chunk as written, between chunks through the running sum of b_jᵀ c_j.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
-
-import numpy as np
 
 from npattn import _check
 from npattn._arrays import accumulation_dtype, array_module
@@ -312,7 +311,8 @@ def _prepare(
     query: Array, key: Array, value: Array, feature_map: Any, causal: bool, eps: float
 ) -> tuple[Inputs, tuple[Callable[..., Any], Callable[..., Any]]]:
     phi = _map(feature_map)
-    if not (np.isfinite(eps) and eps >= 0):
+    eps = _check.number("eps", eps)
+    if not (math.isfinite(eps) and eps >= 0):
         raise ValueError(f"eps must be finite and not negative, got {eps}")
     inputs = canonical(query, key, value, None, None, 1.0, None, None)
     if causal and inputs.layout.len_q != inputs.layout.len_k:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from npattn import _check
 from npattn._arrays import array_module, to_numpy
 from npattn._typing import Array
 from npattn.cache import LayerCaches
@@ -135,14 +136,13 @@ def stream(
     prompts = _prompts(ids)
     batch, length = prompts.shape
     real = np.full(batch, length) if lengths is None else _lengths(lengths, batch, length)
-    if max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
+    max_new_tokens = _check.integer("max_new_tokens", max_new_tokens, 0)
     check_options(temperature, top_k, top_p, min_p, repetition_penalty)
     if batch and max_new_tokens and not real.all():
         raise ValueError(
             f"every prompt needs at least one token to continue from, got lengths {real.tolist()}"
         )
-    stops = np.unique(np.asarray([] if stop is None else stop, np.int64))
+    stops = _stops(stop)
     generators = _generators(seed, batch) if temperature > 0 else [None] * batch
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     # the last token is never fed back
@@ -269,15 +269,15 @@ def check_options(
     temperature: float, top_k: int | None, top_p: float | None, min_p: float | None, repetition_penalty: float
 ) -> None:
     """Refuse options outside their ranges."""
-    if not 0.0 <= temperature < np.inf:
+    if not 0.0 <= _check.number("temperature", temperature) < np.inf:
         raise ValueError(f"temperature must be finite and at least 0 (0 is greedy), got {temperature}")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be at least 1, or None to switch it off; got {top_k}")
-    if top_p is not None and not 0.0 < top_p <= 1.0:
+    if top_k is not None:
+        _check.integer("top_k, when not None,", top_k, 1)
+    if top_p is not None and not 0.0 < _check.number("top_p", top_p) <= 1.0:
         raise ValueError(f"top_p must be in (0, 1], or None to switch it off; got {top_p}")
-    if min_p is not None and not 0.0 <= min_p <= 1.0:
+    if min_p is not None and not 0.0 <= _check.number("min_p", min_p) <= 1.0:
         raise ValueError(f"min_p must be in [0, 1], or None to switch it off; got {min_p}")
-    if not 0.0 < repetition_penalty < np.inf:
+    if not 0.0 < _check.number("repetition_penalty", repetition_penalty) < np.inf:
         raise ValueError(f"repetition_penalty must be positive and finite, got {repetition_penalty}")
 
 
@@ -297,6 +297,14 @@ def _lengths(lengths: Any, batch: int, length: int) -> Array:
     if ((real < 0) | (real > length)).any():
         raise ValueError(f"lengths must be from 0 to {length}, got {real.tolist()}")
     return real.astype(np.int64)
+
+
+def _stops(stop: Any) -> Array:
+    """The tokens that end a row."""
+    tokens = np.asarray([] if stop is None else stop)
+    if tokens.size and tokens.dtype.kind not in "iu":
+        raise TypeError(f"stop must be a token or several, as ints, got {stop!r}")
+    return np.unique(tokens.astype(np.int64))
 
 
 def _generators(seed: Any, batch: int) -> list[np.random.Generator | None]:

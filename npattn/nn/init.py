@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from npattn import _check
+from npattn._arrays import is_attention_dtype
 from npattn._typing import Array
 
 
@@ -37,6 +39,14 @@ def generator(rng: Any) -> np.random.Generator:
     raise TypeError(f"rng must be a numpy Generator: rng=np.random.default_rng(0); got {type(rng).__name__}")
 
 
+def parameter_dtype(dtype: Any) -> np.dtype[Any]:
+    """``dtype`` as a dtype of parameters: one attention computes in."""
+    found: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
+    if not is_attention_dtype(found):
+        raise TypeError(f"the dtype of parameters must be {_check.FLOATS}, got {found}")
+    return found
+
+
 def normal(rng: np.random.Generator, shape: tuple[int, ...], std: float, dtype: Any) -> Array:
     """Normal with mean 0 and the given deviation.
 
@@ -44,6 +54,7 @@ def normal(rng: np.random.Generator, shape: tuple[int, ...], std: float, dtype: 
     >>> normal(np.random.default_rng(0), (2, 3), 0.02, np.float32).shape
     (2, 3)
     """
+    dtype = parameter_dtype(dtype)
     if isinstance(rng, Blank):
         return np.zeros(shape, dtype)
     return (rng.standard_normal(shape) * std).astype(dtype)
@@ -51,6 +62,7 @@ def normal(rng: np.random.Generator, shape: tuple[int, ...], std: float, dtype: 
 
 def uniform(rng: np.random.Generator, shape: tuple[int, ...], bound: float, dtype: Any) -> Array:
     """Uniform in [−bound, bound)."""
+    dtype = parameter_dtype(dtype)
     if isinstance(rng, Blank):
         return np.zeros(shape, dtype)
     return rng.uniform(-bound, bound, shape).astype(dtype)
@@ -66,4 +78,13 @@ def glorot_uniform(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any)
     return uniform(rng, shape, math.sqrt(6.0 / (shape[-1] + shape[-2])), dtype)
 
 
-__all__ = ["BLANK", "Blank", "fan_in_uniform", "generator", "glorot_uniform", "normal", "uniform"]
+__all__ = [
+    "BLANK",
+    "Blank",
+    "fan_in_uniform",
+    "generator",
+    "glorot_uniform",
+    "normal",
+    "parameter_dtype",
+    "uniform",
+]

@@ -7,6 +7,7 @@ import numpy as np
 
 from npattn import functional as F
 from npattn._typing import Array, Grads, Pullback
+from npattn.nn.init import parameter_dtype
 from npattn.nn.layer import Layer
 
 
@@ -40,8 +41,8 @@ class LayerNorm(Layer):
     eps: float
 
     def __init__(self, dim: int, *, eps: float = 1e-5, bias: bool = True, dtype: Any = np.float32) -> None:
-        self.weight = np.ones(dim, dtype)
-        self.bias = np.zeros(dim, dtype) if bias else None
+        self.weight = np.ones(dim, parameter_dtype(dtype))
+        self.bias = np.zeros(dim, self.weight.dtype) if bias else None
         self.eps = eps
 
     def __call__(self, x: Array) -> Array:
@@ -85,7 +86,7 @@ class RMSNorm(Layer):
     eps: float
 
     def __init__(self, dim: int, *, eps: float = 1e-6, dtype: Any = np.float32) -> None:
-        self.weight = np.ones(dim, dtype)
+        self.weight = np.ones(dim, parameter_dtype(dtype))
         self.eps = eps
 
     def __call__(self, x: Array) -> Array:

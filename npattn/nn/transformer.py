@@ -530,6 +530,9 @@ def _place(seed: int | None, index: int) -> int | None:
 
 def _cached_positions(ids: Array, cache: Any, lengths: Any) -> Array:
     """Where the ids stand behind what the cache holds, (batch, length); padding rows repeat the last one."""
+    batch, kept = (1 if ids.ndim == 1 else len(ids)), len(cache.lengths)
+    if batch != kept:
+        raise ValueError(f"ids of shape {tuple(ids.shape)} do not fit a cache of {kept} sequences (axis 0)")
     steps = np.arange(ids.shape[-1])
     if lengths is not None:
         steps = np.minimum(steps, np.maximum(np.asarray(lengths)[:, None] - 1, 0))

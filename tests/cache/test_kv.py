@@ -143,6 +143,16 @@ def test_wrong_shapes_are_refused_and_change_nothing(key, value, lengths, reason
     assert (cache.arrays()[0] == 1).all()
 
 
+def test_rows_in_another_byte_order_are_stored():
+    key, value = np.random.default_rng(3).standard_normal((2, 1, 3, 4, 5))
+    for dtype in (np.float64, ">f8"):
+        cache = KVCache(1, 3, 10, 5, dtype=dtype)
+        cache.append(key.astype(">f8"), value.astype(">f8"))
+        assert cache.dtype.isnative
+        np.testing.assert_array_equal(cache.arrays()[0], key)
+        np.testing.assert_array_equal(cache.arrays()[1], value)
+
+
 def test_wrong_types_are_refused():
     cache = KVCache(1, 3, 10, 5)
     with pytest.raises(TypeError, match="int64"):

@@ -45,6 +45,16 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_sinks_in_another_byte_order(attend, rng, dtype):
+    q, k, v = qkv(rng, dtype, head_dim=8, head_dim_v=8)
+    sinks, dout = np.arange(3).astype(dtype), np.ones((2, 3, 7, 8), dtype)
+    expected = everything(attend, q, k, v, dout, sinks=sinks)
+    actual = everything(attend, q, k, v, dout, sinks=sinks.astype(sinks.dtype.newbyteorder(">")))
+    for x, y in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
 def misaligned(x):
     raw = np.zeros(x.nbytes + 1, np.uint8)[1:]
     y = np.frombuffer(raw, dtype=x.dtype).reshape(x.shape)

@@ -76,6 +76,19 @@ def test_keep_mask_at_the_ends():
         keep_mask(1, (1, 2, 3, 4, 5), 0.5)
 
 
+def test_a_shape_may_hold_any_ints_and_the_seed_be_any():
+    keep = keep_mask(5, (2, 3, 4, 6), 0.5)
+    np.testing.assert_array_equal(keep_mask(5, tuple(np.array([2, 3, 4, 6])), 0.5), keep)
+    np.testing.assert_array_equal(keep_mask(5, [2, 3, 4, 6], 0.5), keep)
+    for kind in (np.uint8, np.int32, np.int64, np.uint64):
+        np.testing.assert_array_equal(keep_mask(kind(5), (2, 3, 4, 6), 0.5), keep)
+    np.testing.assert_array_equal(keep_mask(np.int32(-1), (9, 9), 0.5), keep_mask(2**64 - 1, (9, 9), 0.5))
+    with pytest.raises(TypeError, match="integer"):
+        keep_mask(1.5, (2, 2), 0.5)
+    with pytest.raises(ValueError, match="four arrays"):
+        keep_mask(1, (np.arange(3), np.arange(3)), 0.5)
+
+
 def test_folded_seeds_are_all_different():
     assert len({fold_seed(seed, index) for seed in range(50) for index in range(50)}) == 2500
     assert all(0 <= fold_seed(seed, 3) < 2**64 for seed in (0, 2**64 - 1))

@@ -88,6 +88,14 @@ BAD = {
     "infinite softcap": ({"softcap": np.inf}, ValueError, ["softcap", "inf"]),
     "NaN scale": ({"scale": np.nan}, ValueError, ["scale", "nan"]),
     "infinite scale": ({"scale": -np.inf}, ValueError, ["scale", "inf"]),
+    "several scales": ({"scale": np.ones(4)}, TypeError, ["scale", "one number", "(4,)"]),
+    "string scale": ({"scale": "0.5"}, TypeError, ["scale", "number", "str ('0.5')"]),
+    "several softcaps": ({"softcap": np.ones((1, 4))}, TypeError, ["softcap", "one number", "(1, 4)"]),
+    "string softcap": ({"softcap": "3"}, TypeError, ["softcap", "number", "str"]),
+    "complex softcap": ({"softcap": 1j}, TypeError, ["softcap", "number", "complex"]),
+    "dropout None": ({"dropout_p": None}, TypeError, ["dropout_p", "number", "NoneType"]),
+    "string dropout": ({"dropout_p": "x"}, TypeError, ["dropout_p", "number", "str"]),
+    "a mask as bias": ({"bias": masks.Causal()}, TypeError, ["bias", "Causal", "mask="]),
     "negative dropout": ({"dropout_p": -0.1, "seed": 1}, ValueError, ["dropout_p", "[0, 1]", "-0.1"]),
     "dropout above one": ({"dropout_p": 1.5, "seed": 1}, ValueError, ["dropout_p", "[0, 1]", "1.5"]),
     "NaN dropout": ({"dropout_p": np.nan, "seed": 1}, ValueError, ["dropout_p", "nan"]),
@@ -133,6 +141,18 @@ def test_bad_cotangents_are_refused():
             pullback(dout, dlse)
         for word in words:
             assert word in str(caught.value)
+
+
+def test_numbers_may_be_any_single_number():
+    plain = npattn.attention(Q, K, V, scale=0.5, softcap=3.0, dropout_p=0.25, seed=1)
+    for kind in (np.float64, np.float32, np.array):
+        options = {"scale": kind(0.5), "softcap": kind(3.0), "dropout_p": kind(0.25)}
+        np.testing.assert_array_equal(npattn.attention(Q, K, V, seed=1, **options), plain)
+
+
+def test_scaled_dot_product_attention_names_where_a_mask_object_goes():
+    with pytest.raises(TypeError, match=r"attn_mask.*Causal.*npattn\.attention.*mask="):
+        npattn.scaled_dot_product_attention(Q, Q, Q, masks.Causal())
 
 
 def test_options_are_keyword_only():

@@ -123,6 +123,7 @@ def test_gradients_of_shared_heads_have_their_own_shape(rng):
         ({"feature_map": np.exp}, TypeError, "pair"),
         ({"eps": -1.0}, ValueError, "eps"),
         ({"eps": np.nan}, ValueError, "eps"),
+        ({"eps": "0"}, TypeError, "eps must be one number"),
         ({"feature_map": (lambda x: x[..., :1, :], lambda x: x)}, ValueError, "features"),
     ],
 )

@@ -141,6 +141,21 @@ def test_bad_parts_are_refused(outs, lses, error, text):
         merge_attention(outs, lses)
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_another_byte_order_changes_nothing(rng, dtype):
+    outs, lses = (list(x.astype(dtype)) for x in (rng.normal(size=(2, 3, 4, 8)), rng.normal(size=(2, 3, 4))))
+    (out, lse), pullback = merge_attention_vjp(outs, lses)
+    swapped = [[x.astype(x.dtype.newbyteorder(">")) for x in xs] for xs in (outs, lses, [out, lse])]
+    (other_out, other_lse), other_pullback = merge_attention_vjp(*swapped[:2])
+    assert other_out.dtype == out.dtype
+    assert other_lse.dtype == lse.dtype
+    np.testing.assert_array_equal(other_out, out)
+    np.testing.assert_array_equal(other_lse, lse)
+    for xs, ys in zip(other_pullback(*swapped[2]), pullback(out, lse), strict=True):
+        for x, y in zip(xs, ys, strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
 def test_wrong_cotangents_are_refused():
     _, pullback = merge_attention_vjp([np.zeros((2, 3))], [np.zeros(2)])
     with pytest.raises(ValueError, match="dout"):

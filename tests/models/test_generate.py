@@ -154,3 +154,22 @@ def test_options_out_of_range_are_refused_before_anything_runs(options, reason):
         generate(counting(), [1], 1)
     with pytest.raises(TypeError, match="integers"):
         generate(counting(), [[1.0]], 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"temperature": "a"}, "temperature must be one number"),
+        ({"temperature": np.ones(2)}, r"temperature.*\(2,\)"),
+        ({"top_k": 1.5}, "top_k.*int"),
+        ({"top_p": "0.9"}, "top_p"),
+        ({"min_p": "x"}, "min_p"),
+        ({"repetition_penalty": None}, "repetition_penalty"),
+        ({"stop": 1.5}, "stop must be a token or several.*1.5"),
+        ({"stop": "."}, "stop must be a token or several"),
+        ({"max_new_tokens": 1.5}, "max_new_tokens must be an int"),
+    ],
+)
+def test_options_of_another_kind_are_type_errors_that_name_them(options, reason):
+    with pytest.raises(TypeError, match=reason):
+        stream(counting(), [[1, 2]], **({"max_new_tokens": 3} | options))

@@ -429,6 +429,10 @@ ERRORS = {
     "ids 3-d": (lambda r: decoder(r)(np.zeros((1, 2, 3), int)), r"\(1, 2, 3\)"),
     "positions": (lambda r: nn.LearnedPosition(4, 2, rng=r)(np.ones((2, 2)), np.array([0, 4])), "4"),
     "rotary positions": (lambda r: nn.Rotary(2)(np.ones((1, 3, 2)), np.array([0, 1])), "length 3"),
+    "cache of another batch": (
+        lambda r: decoder(r)(np.zeros((3, 2), int), cache=decoder(r).new_cache(2, 4)),
+        r"\(3, 2\).*cache of 2 sequences",
+    ),
     "cache, not causal": (
         lambda r: nn.MultiHeadAttention(4, 2, rng=r)(np.ones((1, 2, 4)), cache=object()),
         "causal",
@@ -449,6 +453,12 @@ def test_errors_say_what_came(rng, cause, message):
         lambda r: decoder(r)(np.array([[1.0, 2.0]])),
         lambda r: nn.Rotary(2)(np.ones((1, 2, 2)), np.array([0.0, 1.0])),
         lambda r: nn.Sequential(np.tanh),
+        lambda r: nn.Linear(2, 2, rng=r, dtype=int),
+        lambda r: nn.Linear(2, 2, rng=nn.init.BLANK, dtype=np.longdouble),
+        lambda r: nn.Embedding(2, 2, rng=r, dtype=bool),
+        lambda r: nn.LayerNorm(2, dtype=int),
+        lambda r: nn.RMSNorm(2, dtype=complex),
+        lambda r: decoder(r, dtype=np.int8),
     ],
 )
 def test_wrong_types_are_type_errors(rng, cause):
