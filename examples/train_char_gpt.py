@@ -203,6 +203,7 @@ class Bar:
 def main():
     """Train, validate, sample, save."""
     args = options()
+    nn.keep_freed_memory()
     run = Run(args, read_text(args.text))
     if args.resume:
         run.load()

@@ -11,6 +11,7 @@ from npattn.nn.block import TransformerBlock as TransformerBlock
 from npattn.nn.embedding import Embedding as Embedding
 from npattn.nn.layer import Layer as Layer
 from npattn.nn.linear import Linear as Linear
+from npattn.nn.memory import keep_freed_memory as keep_freed_memory
 from npattn.nn.mlp import MLP as MLP
 from npattn.nn.mlp import GatedMLP as GatedMLP
 from npattn.nn.norm import LayerNorm as LayerNorm

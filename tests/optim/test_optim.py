@@ -169,6 +169,11 @@ def test_warmup_cosine():
         optim.warmup_cosine(0, lr=1, min_lr=0, warmup=5, total=4)
 
 
+def test_keeping_freed_memory_takes_effect_or_says_no():
+    assert nn.keep_freed_memory() in (True, False)
+    assert nn.keep_freed_memory(1 << 40) in (True, False)
+
+
 def test_a_small_model_learns(rng):
     model = nn.TransformerDecoder(5, 16, 2, 1, 32, 8, rng=rng)
     optimiser = optim.AdamW(model.named_parameters(), 0.01)
