@@ -6,7 +6,8 @@ functions and 3.7 s as parts that Numba lowers; lowered here it takes 1.4 (Zen 4
 part is still ordinary Numba-flavoured Python (Numba compiles the same text: see
 tests/kernels/test_numba_parts.py), restricted to what this file reads:
 
-- values: integers (64 bits), floats of one precision or another, booleans, vectors, records; no other object;
+- values: integers (64 bits), floats of one precision or another, booleans, vectors, records; of a tuple only
+  the type is passed on, for intrinsics that ask for its length; no other object;
 - names: parameters, variables, and constants or functions of the module;
 - calls: other parts, and Numba intrinsics (`npattn.kernels._simd`);
 - statements: assignment (also of tuples), augmented assignment, ``if``, ``while``, ``for ... in range`` and
@@ -77,7 +78,7 @@ def _call_from_numba(
         arguments = [
             _to_part(builder, kind, value)
             for kind, value in zip(kinds, values, strict=True)
-            if not isinstance(kind, types.Literal)
+            if _is_passed(kind)
         ]
         value = builder.call(lowered, arguments)
         return context.get_dummy_value() if result == types.void else value
@@ -87,6 +88,11 @@ def _call_from_numba(
 
 def _widened(kind: Any) -> Any:
     return types.intp if isinstance(kind, types.Integer) else kind
+
+
+def _is_passed(kind: Any) -> bool:
+    """Whether a parameter of this type has a value when the code runs: a tuple only tells its length."""
+    return not isinstance(kind, types.Literal | types.UniTuple)
 
 
 def _to_part(builder: Any, kind: Any, value: Any) -> Any:
@@ -115,7 +121,7 @@ def _lowered(context: Any, module: Any, function: Any, kinds: tuple[Any, ...], r
     key = (function, kinds)
     if key not in made:
         returns = ir.VoidType() if result == types.void else _llvm(context, result)
-        passed = [_llvm(context, kind) for kind in kinds if not isinstance(kind, types.Literal)]
+        passed = [_llvm(context, kind) for kind in kinds if _is_passed(kind)]
         signature = ir.FunctionType(returns, passed)
         name = f"npattn.{function.__module__.rpartition('.')[2]}.{function.__name__}.{len(made)}"
         target = ir.Function(module, signature, name)
@@ -147,10 +153,13 @@ class _Lowering:
         self.node = _definitions(function.__module__)[function.__name__]
         self.variables: dict[str, tuple[Any, Any]] = {}  # name -> (type, where it is kept)
         self.known: dict[str, bool] = {}  # static parameters
+        self.tuples: dict[str, Value] = {}  # parameters of which only the type counts
         values = iter(target.args)
         for parameter, kind in zip(self.node.args.args, kinds, strict=True):
             if isinstance(kind, types.Literal):
                 self.known[parameter.arg] = kind.literal_value
+            elif not _is_passed(kind):
+                self.tuples[parameter.arg] = Value(kind, ir.Constant(_llvm(context, kind), ir.Undefined))
             else:
                 self.assign(parameter.arg, Value(kind, next(values)))
 
@@ -323,6 +332,8 @@ class _Lowering:
         if node.id in self.variables:
             kind, slot = self.variables[node.id]
             return Value(kind, self.builder.load(slot))
+        if node.id in self.tuples:
+            return self.tuples[node.id]
         value = self.known.get(node.id, self.names.get(node.id))
         if not isinstance(value, (bool, int, float)):
             self.refuse(node)
@@ -444,7 +455,8 @@ class _Lowering:
                     continue
                 value = self.value(argument)
                 kinds.append(_widened(value.kind))
-                arguments.append(self.cast(value, kinds[-1]))
+                if _is_passed(kinds[-1]):
+                    arguments.append(self.cast(value, kinds[-1]))
             result = kinds[-1] if callee.returns == "one" else callee.returns
             lowered = _lowered(self.context, self.builder.module, function, tuple(kinds), result)
             return Value(result, self.builder.call(lowered, arguments))

@@ -13,6 +13,7 @@ from numba import types  # noqa: E402
 
 from npattn.kernels._jit import jit  # noqa: E402
 from npattn.kernels._parts import part  # noqa: E402
+from npattn.kernels.edge.numba_cpu._lanes import padded_heads  # noqa: E402
 
 LIMIT = 7
 
@@ -109,6 +110,26 @@ def test_parts_compute_what_python_computes(monkeypatch: pytest.MonkeyPatch) -> 
             both_versions.function(a, b),
         )
         assert compiled(a, b) == expected, (a, b)
+
+
+@part(types.intp)
+def times_length(a: int, lanes: Any) -> int:
+    return a * padded_heads(lanes)
+
+
+@part(types.intp)
+def passes_the_tuple_on(a: int, lanes: Any) -> int:
+    return times_length(a, lanes) + 1
+
+
+@jit
+def measures_a_tuple(a: Any, lanes: Any) -> Any:
+    return passes_the_tuple_on(a, lanes)
+
+
+def test_of_a_tuple_the_length_is_known() -> None:
+    assert measures_a_tuple(5, (False,) * 4) == 21
+    assert measures_a_tuple(5, (True,)) == 6
 
 
 @part(types.intp)

@@ -14,7 +14,8 @@ from typing import Any
 import numba
 from numba import types
 
-from npattn.kernels._jit import helper, jit
+from npattn.kernels._jit import jit
+from npattn.kernels._parts import part
 from npattn.kernels._simd.exp import exp, tanh
 from npattn.kernels._simd.vectors import (
     add,
@@ -24,6 +25,7 @@ from npattn.kernels._simd.vectors import (
     keep_between,
     keep_where_equal,
     lanes,
+    lesser,
     load,
     load_scalar,
     maximum,
@@ -68,12 +70,12 @@ _read = record_reader(numba.from_dtype(CALL))
 _SCALE, _SOFTCAP, _SLOPE, _KEEP_FACTOR, _MINUS_INF = range(5)
 
 
-@helper("one")
+@part("one")
 def _constant(p: Any, index: Any, one: Any) -> Any:
     return load_scalar(p.constants + index * scalar_bytes(one), one)
 
 
-@helper()
+@part()
 def _zero(place: Any, vectors: Any, one: Any) -> None:
     for n in range(vectors):
         store(place + n * vector_bytes(one), splat(one - one))
@@ -82,7 +84,7 @@ def _zero(place: Any, vectors: Any, one: Any) -> None:
 # --- a chunk of edges ---------------------------------------------------------------------------------------
 
 
-@helper()
+@part()
 def _project(p: Any, rows: Any, buffer: Any, edges: Any, count: Any, one: Any) -> None:
     """Replace listed rows by copies with the projected edge features added: ke and ve of the contract."""
     size, width = scalar_bytes(one), lanes(one)
@@ -104,7 +106,7 @@ def _project(p: Any, rows: Any, buffer: Any, edges: Any, count: Any, one: Any) -
         store_scalar(rows + 8 * e, copy)
 
 
-@helper()
+@part()
 def _repeat_last(rows: Any, count: Any, pairs: Any, one: Any) -> None:
     """Fill a list up to whole vectors of pairs."""
     group = edges_per_vector(pairs, one)
@@ -113,7 +115,7 @@ def _repeat_last(rows: Any, count: Any, pairs: Any, one: Any) -> None:
         store_scalar(rows + 8 * e, last)
 
 
-@helper()
+@part()
 def _list_sources(p: Any, work: Any, slot: Any, count: Any, pairs: Any, one: Any) -> None:
     """Row addresses of the sending nodes' keys and values, and edge numbers, of a chunk of slots."""
     key_rows, value_rows, edges, bias_rows = (
@@ -142,7 +144,7 @@ def _list_sources(p: Any, work: Any, slot: Any, count: Any, pairs: Any, one: Any
     _repeat_last(value_rows, count, pairs, one)
 
 
-@helper()
+@part()
 def _logits(p: Any, work: Any, own: Any, count: Any, pairs: Any, one: Any) -> None:
     """The chunk's logits, −inf where masked or past the end; what the backward of the score needs beside.
 
@@ -198,7 +200,7 @@ def _logits(p: Any, work: Any, own: Any, count: Any, pairs: Any, one: Any) -> No
         pair += lanes(one)
 
 
-@helper()
+@part()
 def _sum_rows(
     acc: Any, table: Any, units: Any, tail: Any, rows: Any, w: Any, count: Any, pairs: Any, one: Any
 ) -> None:
@@ -224,7 +226,7 @@ def _sum_rows(
         u += 1
 
 
-@helper()
+@part()
 def _sum_visible(
     p: Any,
     work: Any,
@@ -261,7 +263,7 @@ def _sum_visible(
             )
 
 
-@helper()
+@part()
 def _sum_keys(p: Any, work: Any, acc: Any, rows: Any, w: Any, count: Any, pairs: Any, one: Any) -> None:
     """Weighted sum of rows with key's features (k or q)."""
     if p.is_masked:
@@ -271,7 +273,7 @@ def _sum_keys(p: Any, work: Any, acc: Any, rows: Any, w: Any, count: Any, pairs:
         _sum_rows(acc, p.key_units, units, p.key_tail, rows, w, count, pairs, one)
 
 
-@helper()
+@part()
 def _sum_values(p: Any, work: Any, acc: Any, rows: Any, w: Any, count: Any, pairs: Any, one: Any) -> None:
     """Weighted sum of rows with value's features (v or dout)."""
     if p.is_masked:
@@ -281,7 +283,7 @@ def _sum_values(p: Any, work: Any, acc: Any, rows: Any, w: Any, count: Any, pair
         _sum_rows(acc, p.value_units, units, p.value_tail, rows, w, count, pairs, one)
 
 
-@helper()
+@part()
 def _sum_slopes(
     p: Any, acc: Any, acc_att: Any, rows: Any, w: Any, count: Any, own: Any, pairs: Any, one: Any
 ) -> None:
@@ -305,19 +307,16 @@ def _sum_slopes(
         u += 1
 
 
-@helper()
-def _write_unit(place: Any, vector: Any, count: Any, work: Any, one: Any) -> None:
+@part()
+def _write_lanes(place: Any, vector: Any, count: Any, work: Any, one: Any) -> None:
     """Store the first ``count`` lanes."""
-    if count == lanes(one):
-        store(place, vector)
-        return
     size = scalar_bytes(one)
     store(work, vector)
     for d in range(count):
         store_scalar(place + d * size, load_scalar(work + d * size, one))
 
 
-@helper()
+@part()
 def _write_rows(row: Any, acc: Any, table: Any, units: Any, factors: Any, work: Any, one: Any) -> None:
     """Write units to a row of (heads, features); ``factors`` holds one per unit (0: none)."""
     vector, _size = vector_bytes(one), scalar_bytes(one)
@@ -327,40 +326,35 @@ def _write_rows(row: Any, acc: Any, table: Any, units: Any, factors: Any, work: 
             head = load_int64(table + u * UNIT_BYTES + 8)  # byte offset of the head's number
             x = mul(x, splat(load_scalar(factors + head, one)))
         offset, count = load_int64(table + u * UNIT_BYTES), load_int64(table + u * UNIT_BYTES + 16)
-        _write_unit(row + offset, x, count, work, one)
+        if count == lanes(one):
+            store(row + offset, x)
+        else:
+            _write_lanes(row + offset, x, count, work, one)
 
 
-@helper(types.UniTuple(types.int64, 2))
-def _edges_of(ptr: Any, node: Any, part: Any, begin: Any, end: Any) -> Any:
-    """The range of edges of a node in this item."""
-    if part >= 0:
-        return begin, end
-    return load_int64(ptr + 8 * node), load_int64(ptr + 8 * node + 8)
+@part(types.int64)
+def _first_edge(ptr: Any, node: Any, row: Any) -> Any:
+    """Where a node's edges begin in the item whose row of five is at ``row``."""
+    return load_int64(row + 16) if load_int64(row + 32) >= 0 else load_int64(ptr + 8 * node)
 
 
-@helper(types.UniTuple(types.int64, 5))
-def _item(items: Any, item: Any) -> Any:
-    row = items + 40 * item
-    return (
-        load_int64(row),
-        load_int64(row + 8),
-        load_int64(row + 16),
-        load_int64(row + 24),
-        load_int64(row + 32),
-    )
+@part(types.int64)
+def _last_edge(ptr: Any, node: Any, row: Any) -> Any:
+    """Where they end."""
+    return load_int64(row + 24) if load_int64(row + 32) >= 0 else load_int64(ptr + 8 * node + 8)
 
 
 # --- forward ------------------------------------------------------------------------------------------------
 
 
-@jit
-def forward_item(address: Any, item: Any, part_row: Any, work: Any, pairs: Any, one: Any) -> None:
-    """Out, m and l of an item's nodes; for a part of a hub its unnormalised sums in row ``part_row``."""
+@part()
+def _forward(address: Any, item: Any, part_row: Any, work: Any, pairs: Any, one: Any) -> None:
     p = _read(address)
     size, _width, vector = scalar_bytes(one), lanes(one), vector_bytes(one)
     minus_inf, zero = splat(_constant(p, _MINUS_INF, one)), splat(one - one)
     keep_factor = _constant(p, _KEEP_FACTOR, one)
-    first, stop, begin, end, part = _item(p.row_items, item)
+    bounds = p.row_items + 40 * item  # of nodes, of edges, and the number of the piece
+    first, stop, piece = load_int64(bounds), load_int64(bounds + 8), load_int64(bounds + 32)
     units, group = p.heads * p.value_blocks, edges_per_vector(pairs, one)
     logits, weights, value_rows, acc = (
         work + p.logits,
@@ -369,12 +363,12 @@ def forward_item(address: Any, item: Any, part_row: Any, work: Any, pairs: Any, 
         work + p.acc,
     )
     for node in range(first, stop):
-        lo, hi = _edges_of(p.row_ptr, node, part, begin, end)
+        lo, hi = _first_edge(p.row_ptr, node, bounds), _last_edge(p.row_ptr, node, bounds)
         own = p.q + node * p.q_node
         m, l = minus_inf, zero
         _zero(acc, units, one)
         for slot in range(lo, hi, CHUNK):
-            count = min(CHUNK, hi - slot)
+            count = lesser(CHUNK, hi - slot)
             _list_sources(p, work, slot, count, pairs, one)
             _logits(p, work, own, count, pairs, one)
             vectors = (count + group - 1) // group
@@ -404,7 +398,7 @@ def forward_item(address: Any, item: Any, part_row: Any, work: Any, pairs: Any, 
         store(work + p.alpha, keep_where_equal(m, _constant(p, _MINUS_INF, one), zero, m))
         store(work + p.alpha_2, fold_sum(pairs, l))
         row, m_row, l_row = p.out + node * p.v_node, p.m + node * p.m_node, p.l + node * p.m_node
-        if part >= 0:
+        if piece >= 0:
             row, m_row, l_row = (
                 p.part_out + part_row * p.v_node,
                 p.part_m + part_row * p.m_node,
@@ -414,7 +408,7 @@ def forward_item(address: Any, item: Any, part_row: Any, work: Any, pairs: Any, 
             total = load_scalar(work + p.alpha_2 + head * size, one)
             store_scalar(m_row + head * size, load_scalar(work + p.alpha + head * size, one))
             store_scalar(l_row + head * size, total)
-            if part >= 0:
+            if piece >= 0:
                 total = one
             elif total != 0:
                 total = one / total
@@ -422,7 +416,13 @@ def forward_item(address: Any, item: Any, part_row: Any, work: Any, pairs: Any, 
         _write_rows(row, acc, p.value_units, units, work + p.alpha_2, work + p.spare, one)
 
 
-@helper()
+@jit
+def forward_item(address: Any, item: Any, part_row: Any, work: Any, pairs: Any, one: Any) -> None:
+    """Out, m and l of an item's nodes; for a part of a hub its unnormalised sums in row ``part_row``."""
+    _forward(address, item, part_row, work, pairs, one)
+
+
+@part()
 def _invert_sums(p: Any, place: Any, node: Any, one: Any) -> None:
     """1 / l of the node's heads, 0 where l is 0."""
     size = scalar_bytes(one)
@@ -433,19 +433,19 @@ def _invert_sums(p: Any, place: Any, node: Any, one: Any) -> None:
         store_scalar(place + head * size, total)
 
 
-@jit
-def weights_item(address: Any, item: Any, work: Any, pairs: Any, one: Any) -> None:
-    """The softmax weights of an item's edges, written in the caller's edge order."""
+@part()
+def _weights(address: Any, item: Any, work: Any, pairs: Any, one: Any) -> None:
     p = _read(address)
     size, vector, group = scalar_bytes(one), vector_bytes(one), edges_per_vector(pairs, one)
-    first, stop, begin, end, part = _item(p.row_items, item)
+    bounds = p.row_items + 40 * item  # of nodes, of edges, and the number of the piece
+    first, stop = load_int64(bounds), load_int64(bounds + 8)
     for node in range(first, stop):
-        lo, hi = _edges_of(p.row_ptr, node, part, begin, end)
+        lo, hi = _first_edge(p.row_ptr, node, bounds), _last_edge(p.row_ptr, node, bounds)
         _invert_sums(p, work + p.spare, node, one)
         m = spread_heads(p.m + node * p.m_node, p.heads, pairs, one)
         l = spread_heads(work + p.spare, p.heads, pairs, one)
         for slot in range(lo, hi, CHUNK):
-            count = min(CHUNK, hi - slot)
+            count = lesser(CHUNK, hi - slot)
             _list_sources(p, work, slot, count, pairs, one)
             _logits(p, work, p.q + node * p.q_node, count, pairs, one)
             for n in range((count + group - 1) // group):
@@ -458,10 +458,16 @@ def weights_item(address: Any, item: Any, work: Any, pairs: Any, one: Any) -> No
                     store_scalar(row + head * size, load_scalar(weight, one))
 
 
+@jit
+def weights_item(address: Any, item: Any, work: Any, pairs: Any, one: Any) -> None:
+    """The softmax weights of an item's edges, written in the caller's edge order."""
+    _weights(address, item, work, pairs, one)
+
+
 # --- backward -----------------------------------------------------------------------------------------------
 
 
-@helper()
+@part()
 def _edge_gradients(p: Any, work: Any, node: Any, count: Any, item: Any, pairs: Any, one: Any) -> None:
     """dedge_features of a chunk, and its part of the item's dedge_weight: both from dke (+ dve)."""
     size, width = scalar_bytes(one), lanes(one)
@@ -496,7 +502,7 @@ def _edge_gradients(p: Any, work: Any, node: Any, count: Any, item: Any, pairs: 
             store_scalar(p.dfeatures + (edge * p.edge_dim + c) * size, hsum(total))
 
 
-@helper()
+@part()
 def _chunk_gradients(
     p: Any, work: Any, node: Any, delta: Any, m: Any, l: Any, count: Any, pairs: Any, one: Any
 ) -> None:
@@ -543,13 +549,13 @@ def _chunk_gradients(
         dbias += vector
 
 
-@jit
-def backward_target_item(address: Any, item: Any, part_row: Any, work: Any, pairs: Any, one: Any) -> None:
-    """Gradient dq of an item's receiving nodes, pd and ds of their edges, and what belongs to edges."""
+@part()
+def _backward_target(address: Any, item: Any, part_row: Any, work: Any, pairs: Any, one: Any) -> None:
     p = _read(address)
     size, vector, group = scalar_bytes(one), vector_bytes(one), edges_per_vector(pairs, one)
     zero, slope, step = splat(one - one), _constant(p, _SLOPE, one), padded_heads(pairs) * scalar_bytes(one)
-    first, stop, begin, end, part = _item(p.row_items, item)
+    bounds = p.row_items + 40 * item  # of nodes, of edges, and the number of the piece
+    first, stop, piece = load_int64(bounds), load_int64(bounds + 8), load_int64(bounds + 32)
     units = p.heads * p.key_blocks
     weights, ds, acc, acc_att, key_rows, value_rows = (
         work + p.weights,
@@ -562,7 +568,7 @@ def backward_target_item(address: Any, item: Any, part_row: Any, work: Any, pair
     _zero(acc_att, units, one)  # the item's share of datt
     _zero(work + p.edge_gradient, p.edge_row // vector, one)  # its padding is read
     for node in range(first, stop):
-        lo, hi = _edges_of(p.row_ptr, node, part, begin, end)
+        lo, hi = _first_edge(p.row_ptr, node, bounds), _last_edge(p.row_ptr, node, bounds)
         own, dout = p.q + node * p.q_node, p.dout + node * p.v_node
         store_scalar(value_rows, p.out + node * p.v_node)
         for e in range(1, group):
@@ -574,7 +580,7 @@ def backward_target_item(address: Any, item: Any, part_row: Any, work: Any, pair
         _zero(acc, units, one)
         dscore = zero
         for slot in range(lo, hi, CHUNK):
-            count = min(CHUNK, hi - slot)
+            count = lesser(CHUNK, hi - slot)
             _list_sources(p, work, slot, count, pairs, one)
             _logits(p, work, own, count, pairs, one)
             _chunk_gradients(p, work, node, delta, m, l, count, pairs, one)
@@ -598,7 +604,7 @@ def backward_target_item(address: Any, item: Any, part_row: Any, work: Any, pair
             if p.edge_dim > 0:
                 _edge_gradients(p, work, node, count, item, pairs, one)
         row = p.dq + node * p.q_node
-        if part >= 0:
+        if piece >= 0:
             row = p.part_out + part_row * p.q_node
         if p.score == ADDITIVE:
             store(acc, fold_sum(pairs, dscore))
@@ -613,7 +619,13 @@ def backward_target_item(address: Any, item: Any, part_row: Any, work: Any, pair
         _write_rows(row, acc_att, p.key_units, units, 0, work + p.spare, one)
 
 
-@helper()
+@jit
+def backward_target_item(address: Any, item: Any, part_row: Any, work: Any, pairs: Any, one: Any) -> None:
+    """Gradient dq of an item's receiving nodes, pd and ds of their edges, and what belongs to edges."""
+    _backward_target(address, item, part_row, work, pairs, one)
+
+
+@part()
 def _times_att(p: Any, acc: Any, one: Any) -> None:
     """Acc *= att."""
     size = scalar_bytes(one)
@@ -625,13 +637,13 @@ def _times_att(p: Any, acc: Any, one: Any) -> None:
             store_scalar(at, load_scalar(at, one) * load_scalar(att + d * size, one))
 
 
-@jit
-def backward_source_item(address: Any, item: Any, part_row: Any, work: Any, pairs: Any, one: Any) -> None:
-    """Gradients dk and dv of an item's sending nodes, from the pd and ds of their edges."""
+@part()
+def _backward_source(address: Any, item: Any, part_row: Any, work: Any, pairs: Any, one: Any) -> None:
     p = _read(address)
     size, vector, group = scalar_bytes(one), vector_bytes(one), edges_per_vector(pairs, one)
     zero, step = splat(one - one), padded_heads(pairs) * scalar_bytes(one)
-    first, stop, begin, end, part = _item(p.col_items, item)
+    bounds = p.col_items + 40 * item  # of nodes, of edges, and the number of the piece
+    first, stop, piece = load_int64(bounds), load_int64(bounds + 8), load_int64(bounds + 32)
     key_units, value_units = p.heads * p.key_blocks, p.heads * p.value_blocks
     weights, ds, acc, acc_v, key_rows, value_rows = (
         work + p.weights,
@@ -642,12 +654,12 @@ def backward_source_item(address: Any, item: Any, part_row: Any, work: Any, pair
         work + p.value_rows,
     )
     for node in range(first, stop):
-        lo, hi = _edges_of(p.col_ptr, node, part, begin, end)
+        lo, hi = _first_edge(p.col_ptr, node, bounds), _last_edge(p.col_ptr, node, bounds)
         _zero(acc, key_units, one)
         _zero(acc_v, value_units, one)
         dscore = zero
         for place in range(lo, hi, CHUNK):
-            count = min(CHUNK, hi - place)
+            count = lesser(CHUNK, hi - place)
             q, q_node, dout, v_node, edge_pairs = p.q, p.q_node, p.dout, p.v_node, p.edge_pairs
             targets, slots = p.col_target + 4 * place, p.col_slot + 8 * place
             for e in range(count):
@@ -674,7 +686,7 @@ def backward_source_item(address: Any, item: Any, part_row: Any, work: Any, pair
                     x = load(ds + n * vector, one)
                     dscore = add(dscore, keep_between(x, zero, n * lanes(one), 0, total))
         dk_row, dv_row = p.dk + node * p.k_node, p.dv + node * p.v_node
-        if part >= 0:
+        if piece >= 0:
             dk_row, dv_row = p.part_out + part_row * p.k_node, p.part_dv + part_row * p.v_node
         if p.score == ADDITIVE:
             store(acc, fold_sum(pairs, dscore))
@@ -685,3 +697,9 @@ def backward_source_item(address: Any, item: Any, part_row: Any, work: Any, pair
                 _times_att(p, acc, one)
             _write_rows(dk_row, acc, p.key_units, key_units, 0, work + p.spare, one)
         _write_rows(dv_row, acc_v, p.value_units, value_units, 0, work + p.spare, one)
+
+
+@jit
+def backward_source_item(address: Any, item: Any, part_row: Any, work: Any, pairs: Any, one: Any) -> None:
+    """Gradients dk and dv of an item's sending nodes, from the pd and ds of their edges."""
+    _backward_source(address, item, part_row, work, pairs, one)
