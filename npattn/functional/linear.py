@@ -1,6 +1,7 @@
 """linear: the product with a weight matrix."""
 
 from npattn._typing import Array
+from npattn.functional._products import matmul
 from npattn.kernels.linear import implementation
 
 
@@ -31,7 +32,7 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """
     rows = x.reshape(-1, x.shape[-1])
     kernel = implementation(rows, weight)
-    y: Array = rows @ weight.T if kernel is None else kernel.rows(rows, weight)
+    y: Array = matmul(rows, weight.T) if kernel is None else kernel.rows(rows, weight)
     if bias is not None:
         y += bias
     return y.reshape(*x.shape[:-1], weight.shape[0])

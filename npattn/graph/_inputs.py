@@ -5,7 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from npattn._arrays import accumulation_dtype
 from npattn._typing import Array, Grads, Pullback
+from npattn.functional._products import sum_rows
 from npattn.graph.adjacency import Adjacency, incoming_mean
 from npattn.nn.init import glorot_uniform
 from npattn.nn.linear import Linear
@@ -75,7 +77,7 @@ def apply(linear: Linear, x: Any) -> tuple[Array, Pullback]:
     def pullback(dy: Array) -> tuple[None, Grads]:
         grads = {"weight": np.ascontiguousarray((rows.T @ dy).T)}
         if linear.bias is not None:
-            grads["bias"] = dy.sum(axis=0)
+            grads["bias"] = sum_rows(dy)
         return None, grads
 
     return y, pullback
@@ -153,7 +155,7 @@ def edge_inputs(
         if len(added):  # mean[v] = sum of features over the in-edges of v / their number
             dmean = np.zeros((adjacency.num_targets, edge_dim), dfeatures.dtype)
             dmean[added] = dfeatures[adjacency.num_edges :]
-            count = np.maximum(np.diff(adjacency.plan.row_ptr), 1).astype(dfeatures.dtype)
+            count = np.maximum(np.diff(adjacency.plan.row_ptr), 1).astype(accumulation_dtype(dfeatures.dtype))
             own = own + (dmean / count[:, None])[adjacency.target]
         return own.astype(own_dtype)
 
@@ -172,7 +174,11 @@ def merge_heads(rows: Array) -> Array:
 
 def join_heads(out: Array, concat: bool) -> Array:
     """(nodes, heads, out_dim) -> (nodes, heads · out_dim), or the mean over heads (nodes, out_dim)."""
-    return merge_heads(out) if concat else out.mean(axis=1)
+    return (
+        merge_heads(out)
+        if concat
+        else out.mean(axis=1, dtype=accumulation_dtype(out.dtype)).astype(out.dtype, copy=False)
+    )
 
 
 def join_heads_pullback(dy: Array, heads: int, concat: bool) -> Array:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from npattn._arrays import is_attention_dtype
 from npattn._typing import Array
 from npattn.masks import Mask
 from npattn.plans.edges import EdgePlan, edge_plan, sum_by_target, target_of_slot
@@ -401,10 +402,16 @@ class Adjacency:
 def incoming_mean(adjacency: Adjacency, values: Array) -> Array:
     """Mean over each receiving node's in-edges of (num_edges, ...) values; 0 where nothing comes in."""
     plan = adjacency.plan
-    count = np.maximum(np.diff(plan.row_ptr), 1).astype(values.dtype)
-    total = sum_by_target(plan, values[plan.row_edge])
+    # float16 has no room for the sum, and bfloat16 no digits for the count
+    wide = (
+        values.astype(np.float32)
+        if values.dtype.itemsize < 4 and is_attention_dtype(values.dtype)
+        else values
+    )
+    count = np.maximum(np.diff(plan.row_ptr), 1).astype(wide.dtype)
+    total = sum_by_target(plan, wide[plan.row_edge])
     mean: Array = total / count.reshape(-1, *(1,) * (values.ndim - 1))
-    return mean
+    return mean if wide is values else mean.astype(values.dtype)
 
 
 def _frozen(array: Array) -> Array:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from npattn._typing import Array, Grads, Pullback
+from npattn.functional._products import einsum, matmul, sum_rows
 from npattn.functional.dropout import fold_seed, keep_mask
 from npattn.functional.graph_attention import EdgeCall
 from npattn.graph._inputs import (
@@ -197,7 +198,7 @@ class GATConv(Layer):
             grads_of_call = call.backward(join_heads_pullback(dy, self.heads, self.concat), result)
             dx, dedge_features, grads = pull_scores(grads_of_call)
             if self.bias is not None:
-                grads["bias"] = dy.sum(axis=0)
+                grads["bias"] = sum_rows(dy)
             if pull_res is not None:
                 dskip, res_grads = pull_res(dy)
                 dx = (dx[0], plus(dx[1], dskip)) if isinstance(dx, tuple) else plus(dx, dskip)
@@ -222,10 +223,10 @@ class GATConv(Layer):
         call = EdgeCall(
             "additive",
             walked,
-            np.einsum("nhd,hd->nh", h_target, self.att_dst[0])[:, :, None],
-            np.einsum("nhd,hd->nh", h_source, self.att_src[0])[:, :, None],
+            einsum("nhd,hd->nh", h_target, self.att_dst[0])[:, :, None],
+            einsum("nhd,hd->nh", h_source, self.att_src[0])[:, :, None],
             h_source if keep is None else h_source * keep,
-            edge_bias=None if features is None else features @ edge_map,
+            edge_bias=None if features is None else matmul(features, edge_map),
             negative_slope=self.negative_slope,
             **dropout_options(self.dropout_p, seed),
         )
@@ -237,18 +238,18 @@ class GATConv(Layer):
             dh_target = dscore_target * self.att_dst
             dx, lin_grads = pull_lin(merge_heads(dh_source), merge_heads(dh_target))
             grads = join(("lin", lin_grads))
-            grads["att_src"] = np.einsum("nh,nhd->hd", dscore_source[:, :, 0], h_source)[None]
-            grads["att_dst"] = np.einsum("nh,nhd->hd", dscore_target[:, :, 0], h_target)[None]
+            grads["att_src"] = einsum("nh,nhd->hd", dscore_source[:, :, 0], h_source)[None]
+            grads["att_dst"] = einsum("nh,nhd->hd", dscore_target[:, :, 0], h_target)[None]
             dedge_features = None
             if self.lin_edge is not None and self.att_edge is not None and features is not None:
                 # edge_map[f, h] = sum over d of lin_edge.weight[h, d, f] * att_edge[h, d]
                 dbias = grads_of_call.bias.astype(features.dtype, copy=False)
-                dmap = features.T @ dbias
+                dmap = matmul(features.T, dbias)
                 weight = self.lin_edge.weight.reshape(self.heads, -1, features.shape[1])
-                dweight = np.einsum("fh,hd->hdf", dmap, self.att_edge[0])
+                dweight = einsum("fh,hd->hdf", dmap, self.att_edge[0])
                 grads["lin_edge.weight"] = dweight.reshape(self.lin_edge.weight.shape)
-                grads["att_edge"] = np.einsum("fh,hdf->hd", dmap, weight)[None]
-                dedge_features = pull_features(dbias @ edge_map.T)
+                grads["att_edge"] = einsum("fh,hdf->hd", dmap, weight)[None]
+                dedge_features = pull_features(matmul(dbias, edge_map.T))
             return dx, dedge_features, grads
 
         return call, pullback
@@ -266,7 +267,7 @@ class GATConv(Layer):
         if self.lin_edge is None or self.att_edge is None:
             return None
         weight = self.lin_edge.weight.reshape(self.heads, self.att_edge.shape[2], -1)
-        return np.einsum("hdf,hd->fh", weight, self.att_edge[0])
+        return einsum("hdf,hd->fh", weight, self.att_edge[0])
 
 
 __all__ = ["GATConv"]

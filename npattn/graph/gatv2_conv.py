@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from npattn._typing import Array, Grads, Pullback
+from npattn.functional._products import sum_rows
 from npattn.functional.graph_attention import EdgeCall
 from npattn.graph._inputs import (
     apply,
@@ -156,7 +157,7 @@ class GATv2Conv(Layer):
             grads_of_call = call.backward(join_heads_pullback(dy, self.heads, self.concat), result)
             dx, dedge_features, grads = pull_scores(grads_of_call)
             if self.bias is not None:
-                grads["bias"] = dy.sum(axis=0)
+                grads["bias"] = sum_rows(dy)
             if pull_res is not None:
                 dskip, res_grads = pull_res(dy)
                 dx = (dx[0], plus(dx[1], dskip)) if isinstance(dx, tuple) else plus(dx, dskip)

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from npattn import functional as F
-from npattn._arrays import accumulation_dtype
 from npattn._typing import Array, Grads, Pullback
+from npattn.functional._products import matmul, sum_rows
 from npattn.nn.init import fan_in_uniform, generator
 from npattn.nn.layer import Layer
 
@@ -74,11 +74,10 @@ class Linear(Layer):
 
         def pullback(dy: Array) -> tuple[Array, Grads]:
             rows = dy.reshape(-1, weight.shape[0])
-            grads = {"weight": rows.T @ x.reshape(-1, weight.shape[1])}
+            grads = {"weight": matmul(rows.T, x.reshape(-1, weight.shape[1]))}
             if has_bias:
-                wide = accumulation_dtype(rows.dtype)
-                grads["bias"] = rows.sum(axis=0, dtype=wide).astype(rows.dtype, copy=False)
-            return (rows @ weight).reshape(x.shape), grads
+                grads["bias"] = sum_rows(rows)
+            return matmul(rows, weight).reshape(x.shape), grads
 
         return self(x), pullback
 

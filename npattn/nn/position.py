@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from npattn import _check
 from npattn import functional as F
 from npattn._arrays import array_module
 from npattn._typing import Array, Grads, Pullback
+from npattn.functional._products import sum_rows
 from npattn.functional.embedding import check_ids
 from npattn.nn.activation import without_parameters
 from npattn.nn.init import generator, normal
@@ -148,7 +150,7 @@ class LearnedPosition(Layer):
         def pullback(dy: Array) -> tuple[Array, Grads]:
             if positions is None:
                 dweight = array_module(dy, weight).zeros_like(weight)
-                dweight[:length] = dy.reshape(-1, length, weight.shape[1]).sum(axis=0)
+                dweight[:length] = sum_rows(dy.reshape(-1, length, weight.shape[1]))
             else:
                 steps = np.broadcast_shapes(positions.shape, dy.shape[:-1])
                 places = array_module(positions).broadcast_to(positions, steps)
@@ -217,6 +219,8 @@ class Rotary(Layer):
         self.base = float(base)
         self.interleaved = interleaved
         self.rotary_dim = head_dim if rotary_dim is None else rotary_dim
+        if not isinstance(scaling, Mapping | None):
+            raise TypeError(f"scaling must be a dict such as config.json's rope_scaling, got {scaling!r}")
         self.scaling = None if scaling is None else dict(scaling)
         if self.rotary_dim % 2 or not 0 <= self.rotary_dim <= head_dim:
             raise ValueError(
@@ -390,14 +394,18 @@ def _scaled(frequencies: Array, scaling: Mapping[str, Any] | None) -> Array:
     missing = [name for name in needed if name not in scaling]
     if missing:
         raise ValueError(f"rotary scaling {kind!r} needs {', '.join(missing)}")
+    given = [_check.number(f"rotary scaling's {name}", scaling[name]) for name in needed]
+    if not all(0.0 < value < math.inf for value in given):
+        raise ValueError(f"rotary scaling's {', '.join(needed)} must be positive and finite, got {given}")
     if kind == "default":
         return frequencies
-    factor = float(scaling["factor"])
     if kind == "linear":
-        return frequencies / factor
-    low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
+        return frequencies / given[0]
+    factor, low, high, original = given
+    if low >= high:
+        raise ValueError(f"rotary scaling's low_freq_factor {low} must be below high_freq_factor {high}")
     # How often a pair turns within the original context: often (kept), seldom (slowed), between (mixed).
-    turns = float(scaling["original_max_position_embeddings"]) * frequencies / (2.0 * math.pi)
+    turns = original * frequencies / (2.0 * math.pi)
     kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return kept * frequencies + (1.0 - kept) * frequencies / factor
 

@@ -10,6 +10,7 @@ import numpy as np
 from npattn import functional as F
 from npattn._dropout import fold_seed
 from npattn._typing import Array, Grads, Pullback
+from npattn.functional._products import matmul
 from npattn.functional.dropout import dropout_vjp
 from npattn.masks import Mask
 from npattn.nn.attention import check_heads
@@ -470,9 +471,9 @@ class TransformerDecoder(TransformerStack):
         def tied_pullback(dlogits: Array) -> tuple[None, Grads]:
             # logits = x · weightᵀ
             rows = dlogits.reshape(-1, weight.shape[0])
-            dx = (rows @ weight).reshape(x.shape)
+            dx = matmul(rows, weight).reshape(x.shape)
             grads: Grads = back_states(dx)[1]
-            grads["embedding.weight"] += rows.T @ x.reshape(-1, x.shape[-1])
+            grads["embedding.weight"] += matmul(rows.T, x.reshape(-1, x.shape[-1]))
             return None, grads
 
         return self.logits(x), tied_pullback

@@ -2,6 +2,7 @@
 
 import inspect
 
+import ml_dtypes
 import networkx as nx
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import scipy.sparse as sp
 
 from npattn.functional.dropout import keep_mask
 from npattn.graph import Adjacency, GATConv, GATv2Conv, TransformerConv
+from npattn.graph.adjacency import incoming_mean
 from npattn.testing import check_vjp
 
 LAYERS = [GATConv, GATv2Conv, TransformerConv]
@@ -264,7 +266,7 @@ def test_initialisation_fills_its_bounds():
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
 def test_dtype_of_parameters_output_and_gradients(layer, dtype):
     made = layer(4, 3, 2, edge_dim=2, rng=np.random.default_rng(0), dtype=dtype)
     assert {p.dtype for p in made.named_parameters().values()} == {np.dtype(dtype)}
@@ -276,6 +278,21 @@ def test_dtype_of_parameters_output_and_gradients(layer, dtype):
     assert dx.dtype == dtype
     assert dfeatures.dtype == np.float64
     assert {g.dtype for g in grads.values()} == {np.dtype(dtype)}
+
+
+@pytest.mark.parametrize("layer", [GATConv, GATv2Conv])
+def test_float16_gradients_of_many_nodes_are_summed_wide(layer):
+    """float16 cannot count beyond 2,048 by ones: the bias's gradient stopped there."""
+    made = layer(2, 2, rng=np.random.default_rng(0), dtype=np.float16)
+    y, pullback = made.vjp(np.ones((3000, 2), np.float16), Adjacency.from_edges([0], [1], num_nodes=3000))
+    assert pullback(np.ones_like(y))[1]["bias"].tolist() == [3000.0, 3000.0]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_mean_of_incoming_half_features_is_taken_wide(dtype):
+    """The sum of 3,000 features of 100 is beyond float16, their mean is not."""
+    star = Adjacency.from_edges(np.arange(1, 3001), np.zeros(3000, int))
+    assert incoming_mean(star, np.full((3000, 1), 100, dtype))[0, 0] == 100
 
 
 @pytest.mark.parametrize("layer", LAYERS)

@@ -2,6 +2,7 @@
 
 import threading
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -21,6 +22,38 @@ def decoder(rng, **options):
 
 
 # --- parameters ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **options: nn.Linear(8, 8, **options),
+        lambda **options: nn.MLP(8, 12, **options),
+        lambda **options: nn.GatedMLP(8, 12, **options),
+        lambda **options: nn.LearnedPosition(5, 8, **options),
+        lambda **options: nn.MultiHeadAttention(8, 2, num_kv_heads=1, rotary=nn.Rotary(4), **options),
+        lambda **options: nn.LinearMultiHeadAttention(8, 2, **options),
+        lambda **options: nn.TransformerBlock(8, 2, 12, qk_norm=True, **options),
+    ],
+)
+def test_halves_stay_halves(make, dtype, rng):
+    """NumPy's product of bfloat16 matrices is float32: every layer with a weight answered in float32."""
+    layer = make(rng=rng, dtype=dtype)
+    x = rng.standard_normal((2, 5, 8)).astype(dtype)
+    y, pullback = layer.vjp(x)
+    dx, grads = pullback(y)
+    assert y.dtype == layer(x).dtype == dx.dtype == dtype
+    assert {grad.dtype for grad in grads.values()} == {np.dtype(dtype)}
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("tied", [True, False])
+def test_decoder_of_halves_answers_in_halves(dtype, tied, rng):
+    model = nn.TransformerDecoder(11, 8, 2, 1, 12, 12, tied=tied, rng=rng, dtype=dtype)
+    logits, pullback = model.vjp(np.arange(6).reshape(2, 3))
+    assert logits.dtype == dtype
+    assert {grad.dtype for grad in pullback(logits)[1].values()} == {np.dtype(dtype)}
 
 
 def test_parameters_are_named_by_path_and_live(rng):
@@ -415,6 +448,21 @@ ERRORS = {
         lambda r: nn.Rotary(4, scaling={"rope_type": "llama3", "factor": 2}),
         "low_freq_factor",
     ),
+    "rotary factor 0": (lambda r: nn.Rotary(4, scaling={"type": "linear", "factor": 0}), "factor.*positive"),
+    "rotary factor NaN": (lambda r: nn.Rotary(4, scaling={"type": "linear", "factor": np.nan}), "nan"),
+    "rotary bands": (
+        lambda r: nn.Rotary(
+            4,
+            scaling={
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 4.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        ),
+        "low_freq_factor 4.0 must be below high_freq_factor 4.0",
+    ),
     "norm": (lambda r: nn.TransformerBlock(4, 2, 8, norm="batch", rng=r), "batch"),
     "mlp": (lambda r: nn.TransformerBlock(4, 2, 8, mlp="relu", rng=r), "relu"),
     "position": (lambda r: decoder(r, position="none"), "learned"),
@@ -453,6 +501,8 @@ def test_errors_say_what_came(rng, cause, message):
         lambda r: decoder(r)(np.array([[1.0, 2.0]])),
         lambda r: nn.Rotary(2)(np.ones((1, 2, 2)), np.array([0.0, 1.0])),
         lambda r: nn.Sequential(np.tanh),
+        lambda r: nn.Rotary(4, scaling="linear"),
+        lambda r: nn.Rotary(4, scaling={"type": "linear", "factor": "2"}),
         lambda r: nn.Linear(2, 2, rng=r, dtype=int),
         lambda r: nn.Linear(2, 2, rng=nn.init.BLANK, dtype=np.longdouble),
         lambda r: nn.Embedding(2, 2, rng=r, dtype=bool),
