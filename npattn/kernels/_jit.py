@@ -24,10 +24,7 @@ from typing import Any
 
 import numba
 import numpy as np
-from numba import types
-from numba.core import caching, compiler, typed_passes, untyped_passes
-from numba.core.compiler_machinery import PassManager
-from numba.extending import intrinsic
+from numba.core import caching
 
 from npattn.kernels._simd import _host
 
@@ -43,71 +40,6 @@ def jit(function: Callable[..., Any]) -> Any:
     if not INTERPRETED:
         _keep_on_disk(compiled, function)
     return compiled
-
-
-def helper(returns: Any = types.void) -> Any:
-    """Mark a function as a part of kernels: compiled into each kernel that calls it, never on its own.
-
-    ``returns`` is the Numba type of its result, or "one" for the type of its last argument. Telling it lets
-    Numba type the caller without compiling the callee, and the callee's code goes into the caller's module
-    at once, so that LLVM optimises and emits everything once: half the compile time of ``njit`` functions.
-    `_parts.part` is for those that need no arrays and compile four times faster still.
-    """
-
-    def decorate(function: Callable[..., Any]) -> Any:
-        names = list(inspect.signature(function).parameters)
-        scope: dict[str, Any] = {"emit": lambda *arguments: _call_part(function, returns, arguments)}
-        exec(f"def part(typingctx, {', '.join(names)}): return emit({', '.join(names)})", scope)
-        part = scope["part"]
-        part.__name__ = part.__qualname__ = function.__name__
-        part.__doc__ = function.__doc__
-        part.__module__ = function.__module__
-        return intrinsic(part)
-
-    return decorate
-
-
-class _PartCompiler(compiler.CompilerBase):  # type: ignore[misc]
-    """Numba's pipeline without the passes that find nothing to do in kernels (no closures, no literals)."""
-
-    def define_pipelines(self) -> list[Any]:
-        manager = PassManager("npattn_part")
-        manager.add_pass(untyped_passes.TranslateByteCode, "analyzing bytecode")
-        manager.add_pass(untyped_passes.FixupArgs, "fix up args")
-        manager.add_pass(untyped_passes.IRProcessing, "processing IR")
-        manager.add_pass(typed_passes.NopythonTypeInference, "nopython frontend")
-        manager.add_pass(typed_passes.NativeLowering, "native lowering")
-        manager.add_pass(typed_passes.NoPythonBackend, "nopython mode backend")
-        manager.finalize()
-        return [manager]
-
-
-def _call_part(function: Callable[..., Any], returns: Any, arguments: tuple[Any, ...]) -> Any:
-    """The signature and code generator of a call of ``function`` inside a kernel."""
-    arguments = tuple(types.unliteral(argument) for argument in arguments)
-    signature = (arguments[-1] if returns == "one" else returns)(*arguments)
-
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        library = context.active_code_library
-        parts = library.__dict__.setdefault("_npattn_parts", {})
-        key = (function, signature)
-        if key not in parts:
-            flags = compiler.Flags()
-            flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
-            flags.error_model = "numpy"
-            pipeline = _PartCompiler(
-                context.typing_context,
-                context,
-                library,
-                signature.args,
-                signature.return_type,
-                flags,
-                {},
-            )
-            parts[key] = pipeline.compile_extra(function).fndesc
-        return context.call_internal(builder, parts[key], signature, values)
-
-    return signature, codegen
 
 
 def compiled_sources() -> list[Path]:
@@ -179,4 +111,4 @@ strides and read-only flags are data and not types. Reading the pointer out of t
 against 1 us for ``__array_interface__``; it is checked once against it and not used where they differ."""
 
 
-__all__ = ["INTERPRETED", "address", "helper", "jit", "source_stamp"]
+__all__ = ["INTERPRETED", "address", "jit", "source_stamp"]

@@ -9,7 +9,7 @@ tests/kernels/test_numba_parts.py), restricted to what this file reads:
 - values: integers (64 bits), floats of one precision or another, booleans, vectors, records; of a tuple only
   the type is passed on, for intrinsics that ask for its length; no other object;
 - names: parameters, variables, and constants or functions of the module;
-- calls: other parts, and Numba intrinsics (`npattn.kernels._simd`);
+- calls: other parts, Numba intrinsics (`npattn.kernels._simd`), ``np.float32`` under a name of the module;
 - statements: assignment (also of tuples), augmented assignment, ``if``, ``while``, ``for ... in range`` and
   ``return``; expressions: arithmetic, comparison, ``and``, ``or``, ``not``, ``a if b else c``, fields of
   records.
@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -323,6 +324,8 @@ class _Lowering:
             return Value(types.boolean, BOOL(int(value)))
         if isinstance(value, int):
             return Value(types.intp, ir.IntType(64)(value))
+        if isinstance(value, np.float32):
+            return Value(types.float32, ir.FloatType()(float(value)))
         return Value(types.float64, ir.DoubleType()(float(value)))
 
     def of_Constant(self, node: ast.Constant) -> Value:
@@ -335,7 +338,7 @@ class _Lowering:
         if node.id in self.tuples:
             return self.tuples[node.id]
         value = self.known.get(node.id, self.names.get(node.id))
-        if not isinstance(value, (bool, int, float)):
+        if not isinstance(value, (bool, int, float, np.float32)):
             self.refuse(node)
         return self.constant(value)
 
@@ -445,6 +448,8 @@ class _Lowering:
             self.refuse(node)
         assert isinstance(node.func, ast.Name)
         callee = self.names.get(node.func.id)
+        if callee is np.float32:
+            return Value(types.float32, self.cast(self.value(node.args[0]), types.float32))
         function = getattr(callee, "function", None)
         if function is not None:
             kinds, arguments = [], []

@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 
 jit_module = pytest.importorskip("npattn.kernels._jit")
@@ -16,6 +17,8 @@ from npattn.kernels._parts import part  # noqa: E402
 from npattn.kernels.edge.numba_cpu._lanes import padded_heads  # noqa: E402
 
 LIMIT = 7
+F = np.float32
+TENTH = F(0.1)
 
 
 @part(types.intp)
@@ -72,6 +75,11 @@ def mixed(a: int, b: int) -> float:
     return x if x <= 3.0 else 3.0
 
 
+@part(types.float32)
+def single(a: int, b: int) -> np.float32:
+    return (TENTH * F(a) - F(0.3)) / F(b * b + 3)
+
+
 @part(types.intp, static=("twice",))
 def versions(a: int, twice: bool) -> int:
     if twice:
@@ -92,6 +100,7 @@ def compiled(a, b):
         loops(a, b),
         logic(a, b),
         mixed(a, b),
+        single(a, b),
         both_versions(a, b),
     )
 
@@ -107,6 +116,7 @@ def test_parts_compute_what_python_computes(monkeypatch: pytest.MonkeyPatch) -> 
             loops.function(a, b),
             logic.function(a, b),
             mixed.function(a, b),
+            single.function(a, b),
             both_versions.function(a, b),
         )
         assert compiled(a, b) == expected, (a, b)

@@ -11,7 +11,6 @@ no vector. Flat work has no such rest: its last vector is moved back over elemen
 them the same values again (results never share memory with arguments).
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -22,7 +21,8 @@ from numba.types import float32
 from npattn import _threads
 from npattn._typing import Array
 from npattn.kernels import _jit
-from npattn.kernels._jit import address, helper, jit
+from npattn.kernels._jit import address, jit
+from npattn.kernels._parts import part
 from npattn.kernels._simd import _host
 from npattn.kernels._simd.exp import exp, exp_scalar, tanh
 from npattn.kernels._simd.vectors import (
@@ -32,6 +32,7 @@ from npattn.kernels._simd.vectors import (
     fma,
     hmax,
     hsum,
+    lesser,
     load,
     load_int64,
     load_scalar,
@@ -62,19 +63,20 @@ _CUBIC, _SLOPE, _HALF_ROOT = F(CUBIC), F(3.0 * CUBIC), F(SQRT_HALF)
 _ROOT, _DENSITY = F(SQRT_2_OVER_PI), F(0.5 * SQRT_2_OVER_PI)
 _P0, _P1, _P2, _P3, _P4, _P5, _P6 = (F(c) for c in P32)
 _Q0, _Q1, _Q2, _Q3, _Q4 = (F(c) for c in Q32)
+_LOWEST = F(-np.inf)
 
 
 # --- flat: pieces [start, stop) of arrays at addresses ------------------------------------------------------
 
 
-@helper("one")
+@part("one")
 def _clamp(most, x):
     """X between −most and most; NaN stays."""
     x = maximum(splat(-most), x)
     return sub(splat(F(0)), maximum(splat(-most), sub(splat(F(0)), x)))
 
 
-@helper("one")
+@part("one")
 def _erf(x):
     x = _clamp(F(4), x)
     z = mul(x, x)
@@ -85,12 +87,12 @@ def _erf(x):
     return div(mul(x, p), q)
 
 
-@helper("one")
+@part("one")
 def _sigmoid(x):
     return fma(tanh(mul(x, splat(F(0.5)))), splat(F(0.5)), splat(F(0.5)))
 
 
-@helper("one")
+@part("one")
 def _gelu(approximate, x):
     if approximate:
         u = mul(mul(fma(mul(x, x), splat(_CUBIC), splat(F(1))), x), splat(_ROOT))
@@ -101,7 +103,7 @@ def _gelu(approximate, x):
     return fma(half, t, half)
 
 
-@helper("one")
+@part("one")
 def _gelu_slope(approximate, x):
     half = splat(F(0.5))
     x = _clamp(F(FLAT), x)
@@ -115,70 +117,88 @@ def _gelu_slope(approximate, x):
     return fma(x, density, fma(half, _erf(mul(x, splat(_HALF_ROOT))), half))
 
 
+@part()
+def _gelu_part(x, y, start, stop, approximate):
+    for place in range(start, stop, LANES):
+        i = lesser(place, stop - LANES)
+        store(y + 4 * i, _gelu(approximate, load(x + 4 * i, ONE)))
+
+
 @jit
 def _gelu_piece(x, y, start, stop, approximate):
-    i = start
-    while i < stop:
-        i = min(i, stop - LANES)
-        store(y + 4 * i, _gelu(approximate, load(x + 4 * i, ONE)))
-        i += LANES
+    _gelu_part(x, y, start, stop, approximate)
+
+
+@part()
+def _gelu_backward_part(dy, x, dx, start, stop, approximate):
+    for place in range(start, stop, LANES):
+        i = lesser(place, stop - LANES)
+        store(dx + 4 * i, mul(load(dy + 4 * i, ONE), _gelu_slope(approximate, load(x + 4 * i, ONE))))
 
 
 @jit
 def _gelu_backward_piece(dy, x, dx, start, stop, approximate):
-    i = start
-    while i < stop:
-        i = min(i, stop - LANES)
-        store(dx + 4 * i, mul(load(dy + 4 * i, ONE), _gelu_slope(approximate, load(x + 4 * i, ONE))))
-        i += LANES
+    _gelu_backward_part(dy, x, dx, start, stop, approximate)
+
+
+@part()
+def _silu_part(x, y, start, stop):
+    for place in range(start, stop, LANES):
+        i = lesser(place, stop - LANES)
+        xi = load(x + 4 * i, ONE)
+        store(y + 4 * i, mul(xi, _sigmoid(xi)))
 
 
 @jit
 def _silu_piece(x, y, start, stop):
-    i = start
-    while i < stop:
-        i = min(i, stop - LANES)
-        xi = load(x + 4 * i, ONE)
-        store(y + 4 * i, mul(xi, _sigmoid(xi)))
-        i += LANES
+    _silu_part(x, y, start, stop)
 
 
-@helper("one")
+@part("one")
 def _silu_slope(x, s):
     return mul(s, fma(x, sub(splat(F(1)), s), splat(F(1))))
 
 
-@jit
-def _silu_backward_piece(dy, x, dx, start, stop):
-    i = start
-    while i < stop:
-        i = min(i, stop - LANES)
+@part()
+def _silu_backward_part(dy, x, dx, start, stop):
+    for place in range(start, stop, LANES):
+        i = lesser(place, stop - LANES)
         xi = load(x + 4 * i, ONE)
         store(dx + 4 * i, mul(load(dy + 4 * i, ONE), _silu_slope(xi, _sigmoid(xi))))
-        i += LANES
+
+
+@jit
+def _silu_backward_piece(dy, x, dx, start, stop):
+    _silu_backward_part(dy, x, dx, start, stop)
+
+
+@part()
+def _swiglu_part(gate, up, y, start, stop):
+    for place in range(start, stop, LANES):
+        i = lesser(place, stop - LANES)
+        g = load(gate + 4 * i, ONE)
+        store(y + 4 * i, mul(mul(g, _sigmoid(g)), load(up + 4 * i, ONE)))
 
 
 @jit
 def _swiglu_piece(gate, up, y, start, stop):
-    i = start
-    while i < stop:
-        i = min(i, stop - LANES)
-        g = load(gate + 4 * i, ONE)
-        store(y + 4 * i, mul(mul(g, _sigmoid(g)), load(up + 4 * i, ONE)))
-        i += LANES
+    _swiglu_part(gate, up, y, start, stop)
 
 
-@jit
-def _swiglu_backward_piece(dy, gate, up, dgate, dup, start, stop):
-    i = start
-    while i < stop:
-        i = min(i, stop - LANES)
+@part()
+def _swiglu_backward_part(dy, gate, up, dgate, dup, start, stop):
+    for place in range(start, stop, LANES):
+        i = lesser(place, stop - LANES)
         g = load(gate + 4 * i, ONE)
         d = load(dy + 4 * i, ONE)
         s = _sigmoid(g)
         store(dup + 4 * i, mul(d, mul(g, s)))
         store(dgate + 4 * i, mul(mul(d, load(up + 4 * i, ONE)), _silu_slope(g, s)))
-        i += LANES
+
+
+@jit
+def _swiglu_backward_piece(dy, gate, up, dgate, dup, start, stop):
+    _swiglu_backward_part(dy, gate, up, dgate, dup, start, stop)
 
 
 @intrinsic
@@ -191,9 +211,22 @@ def _sqrt(typingctx, vector):
     return vector(vector), codegen
 
 
-@jit
-def _adam_piece(parameter, grad, m, v, start, stop, beta_1, beta_2, step_size, root, eps, shrink):
-    """In place, so the elements behind the last whole vector are done one by one, not twice."""
+def _scalar_function(name):
+    @intrinsic
+    def function(typingctx, x):
+        def codegen(context, builder, signature, arguments):
+            return builder.call(builder.module.declare_intrinsic(name, [arguments[0].type]), arguments)
+
+        return x(x), codegen
+
+    return function
+
+
+_sqrt_scalar, _log_scalar = _scalar_function("llvm.sqrt"), _scalar_function("llvm.log")
+
+
+@part()
+def _adam_part(parameter, grad, m, v, start, stop, beta_1, beta_2, step_size, root, eps, shrink):
     i = start
     rest_1, rest_2 = F(1) - beta_1, F(1) - beta_2
     while i + LANES <= stop:
@@ -211,15 +244,21 @@ def _adam_piece(parameter, grad, m, v, start, stop, beta_1, beta_2, step_size, r
         ve = load_scalar(v + 4 * i, ONE) * beta_2 + e * e * rest_2
         store_scalar(m + 4 * i, me)
         store_scalar(v + 4 * i, ve)
-        step_e = me / (F(math.sqrt(ve)) * root + eps) * step_size
+        step_e = me / (_sqrt_scalar(ve) * root + eps) * step_size
         store_scalar(parameter + 4 * i, load_scalar(parameter + 4 * i, ONE) * shrink - step_e)
         i += 1
+
+
+@jit
+def _adam_piece(parameter, grad, m, v, start, stop, beta_1, beta_2, step_size, root, eps, shrink):
+    """In place, so the elements behind the last whole vector are done one by one, not twice."""
+    _adam_part(parameter, grad, m, v, start, stop, beta_1, beta_2, step_size, root, eps, shrink)
 
 
 # --- by rows: rows [start, stop) of n features --------------------------------------------------------------
 
 
-@helper(float32)
+@part(float32)
 def _row_sum(x, n):
     acc = splat(F(0))
     whole = n - n % LANES
@@ -231,7 +270,7 @@ def _row_sum(x, n):
     return total
 
 
-@helper(float32)
+@part(float32)
 def _row_square_sum(x, n, mean):
     acc = splat(F(0))
     shift = splat(mean)
@@ -246,14 +285,13 @@ def _row_square_sum(x, n, mean):
     return total
 
 
-@jit
-def _layer_norm_rows(x, weight, bias, y, mean, rstd, start, stop, n, eps):
-    """Without a bias its address is 0."""
+@part()
+def _layer_norm_part(x, weight, bias, y, mean, rstd, start, stop, n, eps):
     whole = n - n % LANES
     for row in range(start, stop):
         xr, yr = x + 4 * n * row, y + 4 * n * row
         mu = _row_sum(xr, n) / F(n)
-        r = F(1) / F(math.sqrt(_row_square_sum(xr, n, mu) / F(n) + eps))
+        r = F(1) / _sqrt_scalar(_row_square_sum(xr, n, mu) / F(n) + eps)
         store_scalar(mean + 4 * row, mu)
         store_scalar(rstd + 4 * row, r)
         shift, scale = splat(mu), splat(r)
@@ -270,11 +308,13 @@ def _layer_norm_rows(x, weight, bias, y, mean, rstd, start, stop, n, eps):
 
 
 @jit
-def _norm_backward_rows(dy, x, weight, mean, rstd, dx, dweight, dbias, start, stop, n):
-    """Layer norm's pullback, or with mean = 0 (an address) that of RMS norm, which subtracts no means.
+def _layer_norm_rows(x, weight, bias, y, mean, rstd, start, stop, n, eps):
+    """Without a bias its address is 0."""
+    _layer_norm_part(x, weight, bias, y, mean, rstd, start, stop, n, eps)
 
-    dweight and dbias are this block's own partial sums, zeroed by the caller.
-    """
+
+@part()
+def _norm_backward_part(dy, x, weight, mean, rstd, dx, dweight, dbias, start, stop, n):
     whole = n - n % LANES
     for row in range(start, stop):
         dyr, xr, dxr = dy + 4 * n * row, x + 4 * n * row, dx + 4 * n * row
@@ -315,11 +355,20 @@ def _norm_backward_rows(dy, x, weight, mean, rstd, dx, dweight, dbias, start, st
 
 
 @jit
-def _rms_norm_rows(x, weight, y, rstd, start, stop, n, eps):
+def _norm_backward_rows(dy, x, weight, mean, rstd, dx, dweight, dbias, start, stop, n):
+    """Layer norm's pullback, or with mean = 0 (an address) that of RMS norm, which subtracts no means.
+
+    dweight and dbias are this block's own partial sums, zeroed by the caller.
+    """
+    _norm_backward_part(dy, x, weight, mean, rstd, dx, dweight, dbias, start, stop, n)
+
+
+@part()
+def _rms_norm_part(x, weight, y, rstd, start, stop, n, eps):
     whole = n - n % LANES
     for row in range(start, stop):
         xr, yr = x + 4 * n * row, y + 4 * n * row
-        r = F(1) / F(math.sqrt(_row_square_sum(xr, n, F(0)) / F(n) + eps))
+        r = F(1) / _sqrt_scalar(_row_square_sum(xr, n, F(0)) / F(n) + eps)
         store_scalar(rstd + 4 * row, r)
         scale = splat(r)
         for i in range(0, whole, LANES):
@@ -329,17 +378,24 @@ def _rms_norm_rows(x, weight, y, rstd, start, stop, n, eps):
 
 
 @jit
-def _cross_entropy_rows(logits, targets, loss, lse, start, stop, n, ignore_index, smoothing):
+def _rms_norm_rows(x, weight, y, rstd, start, stop, n, eps):
+    _rms_norm_part(x, weight, y, rstd, start, stop, n, eps)
+
+
+@part()
+def _cross_entropy_part(logits, targets, loss, lse, start, stop, n, ignore_index, smoothing):
     whole = n - n % LANES
     for row in range(start, stop):
         xr = logits + 4 * n * row
-        top = splat(F(-np.inf))
+        top = splat(_LOWEST)
         for i in range(0, whole, LANES):
             top = maximum(load(xr + 4 * i, ONE), top)
         m = hmax(top)
         for i in range(whole, n):
-            m = max(m, load_scalar(xr + 4 * i, ONE))
-        if not (-np.inf < m < np.inf):
+            e = load_scalar(xr + 4 * i, ONE)
+            if e > m:
+                m = e
+        if not (m > _LOWEST and m < -_LOWEST):
             m = F(0)
         acc, shift = splat(F(0)), splat(m)
         for i in range(0, whole, LANES):
@@ -347,20 +403,25 @@ def _cross_entropy_rows(logits, targets, loss, lse, start, stop, n, ignore_index
         total = hsum(acc)
         for i in range(whole, n):
             total += exp_scalar(load_scalar(xr + 4 * i, ONE) - m)
-        value = m + F(math.log(total))
+        value = m + _log_scalar(total)
         store_scalar(lse + 4 * row, value)
         target = load_int64(targets + 8 * row)
         if target == ignore_index:
-            store_scalar(loss + 4 * row, F(0))
-            continue
-        value -= (F(1) - smoothing) * load_scalar(xr + 4 * target, ONE)
-        if smoothing > F(0):
-            value -= smoothing * _row_sum(xr, n) / F(n)
+            value = F(0)
+        else:
+            value -= (F(1) - smoothing) * load_scalar(xr + 4 * target, ONE)
+            if smoothing > F(0):
+                value -= smoothing * _row_sum(xr, n) / F(n)
         store_scalar(loss + 4 * row, value)
 
 
 @jit
-def _cross_entropy_backward_rows(
+def _cross_entropy_rows(logits, targets, loss, lse, start, stop, n, ignore_index, smoothing):
+    _cross_entropy_part(logits, targets, loss, lse, start, stop, n, ignore_index, smoothing)
+
+
+@part()
+def _cross_entropy_backward_part(
     scale, logits, targets, lse, dlogits, start, stop, n, ignore_index, smoothing
 ):
     whole = n - n % LANES
@@ -378,6 +439,15 @@ def _cross_entropy_backward_rows(
         if target != ignore_index:
             at = dxr + 4 * target
             store_scalar(at, load_scalar(at, ONE) - factor * (F(1) - smoothing))
+
+
+@jit
+def _cross_entropy_backward_rows(
+    scale, logits, targets, lse, dlogits, start, stop, n, ignore_index, smoothing
+):
+    _cross_entropy_backward_part(
+        scale, logits, targets, lse, dlogits, start, stop, n, ignore_index, smoothing
+    )
 
 
 # --- the contract's functions -------------------------------------------------------------------------------
