@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from npattn._arrays import array_module
+from npattn._check import float_dtype
 from npattn._typing import Array, Pullback
 from npattn.kernels.pointwise import implementation
 
@@ -41,6 +42,7 @@ def gelu(x: Array, approximate: str = "none") -> Array:
     array([-0.1587,  0.    ,  0.8413])
     """
     tanh = is_tanh(approximate)
+    float_dtype("x", x.dtype)
     flat = _flat(x)
     return implementation(flat).gelu(flat, tanh).reshape(x.shape)  # type: ignore[no-any-return]
 
@@ -97,6 +99,7 @@ def silu(x: Array) -> Array:
     >>> silu(np.array([-1.0, 0.0, 1.0])).round(4)
     array([-0.2689,  0.    ,  0.7311])
     """
+    float_dtype("x", x.dtype)
     flat = _flat(x)
     return implementation(flat).silu(flat).reshape(x.shape)  # type: ignore[no-any-return]
 
@@ -153,6 +156,8 @@ def swiglu(gate: Array, up: Array) -> Array:
     >>> swiglu(np.array([0.0, 1.0]), np.array([5.0, 2.0])).round(4)
     array([0.    , 1.4621])
     """
+    float_dtype("gate", gate.dtype)
+    float_dtype("up", up.dtype)
     g, u = _flat(gate), _flat(up)
     return implementation(g, u).swiglu(g, u).reshape(gate.shape)  # type: ignore[no-any-return]
 

@@ -5,6 +5,7 @@ this package.
 """
 
 from npattn._arrays import accumulation_dtype, array_module
+from npattn._check import float_dtype
 from npattn._dropout import fold_seed, keep_mask, threshold
 from npattn._typing import Array, Pullback
 
@@ -39,6 +40,7 @@ def dropout(x: Array, p: float, seed: int) -> Array:
     array([2., 0., 0., 2., 2., 0.])
     """
     xp = array_module(x)
+    float_dtype("x", x.dtype)
     keep = xp.asarray(keep_mask(seed, x.shape, p))
     if p == 1.0:
         return xp.zeros_like(x)  # type: ignore[no-any-return]

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from npattn._arrays import array_module
+from npattn._check import float_dtype
 from npattn._typing import Array, Pullback
 from npattn.kernels.pointwise import implementation
 
@@ -94,6 +95,7 @@ def _forward(
 ) -> tuple[Any, Array, Array, Array, int]:
     """Loss, logits as (rows, classes), targets as (rows,) int64, lse (rows,), number of targets kept."""
     xp = array_module(logits)
+    float_dtype("logits", logits.dtype)
     targets = xp.asarray(targets)
     if targets.dtype.kind not in "iu":
         raise TypeError(f"targets must be integer class numbers, got dtype {targets.dtype}")

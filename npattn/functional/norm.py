@@ -1,6 +1,7 @@
 """layer_norm and rms_norm over the last axis, each beside its vjp."""
 
 from npattn._arrays import array_module
+from npattn._check import float_dtype
 from npattn._typing import Array, Pullback
 from npattn.kernels.pointwise import implementation
 
@@ -153,6 +154,7 @@ def rms_norm_vjp(x: Array, weight: Array, eps: float = 1e-6) -> tuple[Array, Pul
 
 def _rows(x: Array, weight: Array, bias: Array | None) -> Array:
     """X as (rows, features), C-contiguous."""
+    float_dtype("x", x.dtype)
     features = x.shape[-1] if x.ndim else 0
     for name, array in (("weight", weight), ("bias", bias)):
         if array is not None and array.shape != (features,):

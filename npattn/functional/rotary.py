@@ -1,6 +1,7 @@
 """rotary, the rotation of feature pairs by position, beside its vjp."""
 
 from npattn._arrays import accumulation_dtype, array_module
+from npattn._check import float_dtype
 from npattn._typing import Array, Pullback
 
 
@@ -45,6 +46,7 @@ def rotary(x: Array, cos: Array, sin: Array, *, interleaved: bool = False) -> Ar
     """
     if cos.shape != sin.shape:
         raise ValueError(f"cos and sin must have one shape, got {cos.shape} and {sin.shape}")
+    float_dtype("x", x.dtype)
     half = cos.shape[-1]
     if 2 * half > x.shape[-1]:
         raise ValueError(

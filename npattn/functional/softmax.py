@@ -3,6 +3,7 @@
 from typing import Any
 
 from npattn._arrays import accumulation_dtype, array_module
+from npattn._check import float_dtype
 from npattn._typing import Array, Pullback
 
 
@@ -58,9 +59,10 @@ def softmax_vjp(x: Array, axis: int = -1) -> tuple[Array, Pullback]:
     p = softmax(x, axis)
 
     def pullback(dp: Array) -> Array:
-        dx = dp * p
+        wide = accumulation_dtype(dp.dtype)
+        dx = dp.astype(wide, copy=False) * p
         dx -= p * dx.sum(axis=axis, keepdims=True)
-        return dx
+        return dx.astype(dp.dtype, copy=False)
 
     return p, pullback
 
@@ -86,6 +88,7 @@ def log_softmax(x: Array, axis: int = -1) -> Array:
     array([-0.6931, -0.6931])
     """
     xp = array_module(x)
+    float_dtype("x", x.dtype)
     wide = x.astype(accumulation_dtype(x.dtype), copy=False)
     m = _finite_max(wide, axis)
     y = wide - m
@@ -120,13 +123,15 @@ def log_softmax_vjp(x: Array, axis: int = -1) -> tuple[Array, Pullback]:
     y = log_softmax(x, axis)
 
     def pullback(dy: Array) -> Array:
-        return dy - array_module(y).exp(y) * dy.sum(axis=axis, keepdims=True)  # type: ignore[no-any-return]
+        total = dy.sum(axis=axis, keepdims=True, dtype=accumulation_dtype(dy.dtype))
+        return (dy - array_module(y).exp(y) * total).astype(dy.dtype, copy=False)  # type: ignore[no-any-return]
 
     return y, pullback
 
 
 def _exponentials(x: Array, axis: int) -> tuple[Any, Array, Array]:
     xp = array_module(x)
+    float_dtype("x", x.dtype)
     wide = x.astype(accumulation_dtype(x.dtype), copy=False)
     p = wide - _finite_max(wide, axis)
     xp.exp(p, out=p)

@@ -84,6 +84,7 @@ class SinusoidalPosition(Layer):
         return table  # type: ignore[no-any-return]
 
     def _encoding(self, x: Array, positions: Any) -> Array:
+        _check.float_dtype("x", x.dtype)
         if positions is None:
             check_length(x.shape[-2], self.max_length)
             table = _sinusoidal_table(x.shape[-2], self.dim, x.dtype)

@@ -6,9 +6,36 @@ import numpy as np
 import pytest
 
 from npattn import functional as F
+from npattn import nn
 from npattn.testing import check_vjp
 
 HALF = np.float16
+
+
+# --- dtypes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.complex128, np.longdouble])
+@pytest.mark.parametrize(
+    "f",
+    [
+        F.softmax,
+        F.log_softmax,
+        F.gelu,
+        F.silu,
+        lambda x: F.swiglu(np.zeros((2, 4)), x),
+        lambda x: F.layer_norm(x, np.ones(4)),
+        lambda x: F.rms_norm(x, np.ones(4)),
+        lambda x: F.rotary(x, np.ones((2, 2)), np.zeros((2, 2))),
+        lambda x: F.cross_entropy(x, np.zeros(2, int)),
+        lambda x: nn.Dropout(0.5)(x, seed=1),
+        nn.SinusoidalPosition(4),
+    ],
+)
+def test_only_the_four_float_dtypes_are_taken(f, dtype):
+    """The softmax of an int array was all 0: the answer was cast back to the input's dtype."""
+    with pytest.raises(TypeError, match="float32"):
+        f(np.ones((2, 4), dtype))
 
 
 # --- softmax ------------------------------------------------------------------------------------------------
@@ -31,6 +58,15 @@ def test_softmax_of_halves_is_summed_wide():
     p = F.softmax(np.zeros(4096, HALF))
     assert p.dtype == HALF
     assert p.astype(np.float64).sum() == 1.0
+
+
+@pytest.mark.parametrize("f", [F.softmax_vjp, F.log_softmax_vjp])
+def test_softmax_gradients_of_halves_are_summed_wide(f):
+    """The sum over a first axis stopped at 2,048 in float16; it goes into every gradient."""
+    y, pullback = f(np.zeros((4096, 2), HALF), axis=0)
+    dy = np.ones_like(y)
+    assert pullback(dy).dtype == HALF
+    np.testing.assert_allclose(pullback(dy), 0, atol=5e-3)  # exp of a rounded logarithm
 
 
 # --- activations --------------------------------------------------------------------------------------------
