@@ -46,8 +46,14 @@ def compiled_sources() -> list[Path]:
     """Every file whose text or constants end up in machine code."""
     kernels = Path(__file__).parent
     chosen = [path for path in kernels.rglob("*.py") if _COMPILED & {*path.parts, path.stem}]
-    outside = [kernels.parent / "_dropout.py", kernels.parent / "plans" / "tiles.py"]  # constants
-    return sorted(chosen + outside)
+    package = kernels.parent
+    constants = [
+        package / "_dropout.py",
+        package / "plans" / "tiles.py",
+        kernels / "pointwise" / "erf.py",
+        kernels / "pointwise" / "arrays.py",
+    ]
+    return sorted(chosen + constants)
 
 
 @lru_cache(maxsize=1)
