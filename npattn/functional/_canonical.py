@@ -5,6 +5,7 @@ strides; a kernel gets 4-D arrays of one dtype with a contiguous last axis. Noth
 changes, the last axis is strided, or several leading dimensions broadcast partially.
 """
 
+import math
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -241,6 +242,29 @@ def narrowed(x: Array, dtype: np.dtype[Any]) -> Array:
     limit = float(np.finfo(dtype).max)
     result: Array = xp.where(xp.isinf(x), x, xp.clip(x, -limit, limit)).astype(dtype)
     return result
+
+
+def halvings(x: Array, dtype: np.dtype[Any]) -> int:
+    """How often to halve ``x``, a gradient of another dtype, until its finite values fit ``dtype``.
+
+    A pullback is linear: it may work on less and have its results doubled as often (``doubled``).
+    """
+    if x.size == 0 or x.dtype.itemsize < dtype.itemsize or x.dtype.newbyteorder("=") == dtype:
+        return 0
+    limit = 65504.0 if dtype == np.float16 else 2.0**127  # of float32 and bfloat16, to the power of two
+    top = float(abs(x).max())
+    return math.frexp(top / limit)[1] if limit < top < math.inf else 0
+
+
+def doubled(grads: Any, times: int) -> Any:
+    """A NamedTuple of gradients, some of them None, times 2**times."""
+    if times == 0:
+        return grads
+    with np.errstate(over="ignore"):  # inf where the true gradient is beyond the dtype
+        return grads._make(
+            grad if grad is None else (grad.astype(np.float64) * 2.0**times).astype(grad.dtype)
+            for grad in grads
+        )
 
 
 def as_mask(mask: Any, layout: Layout) -> Mask:

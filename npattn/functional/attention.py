@@ -17,6 +17,8 @@ from npattn.functional._canonical import (
     Inputs,
     as_array,
     canonical,
+    doubled,
+    halvings,
     like_argument,
     stacked,
     visible_pairs,
@@ -441,17 +443,25 @@ def _backward(call: _Call, result: Forward, dout: Array, dlse: Array | None) -> 
     layout, problem, _, q, k, v, bias, sinks = call.inputs
     rows = layout.rows_shape
     dout = _cotangent("dout", dout, layout.out_shape)
+    acc = accumulation_dtype(problem.dtype)
+    times = halvings(dout, problem.dtype)
+    if dlse is not None:
+        dlse = _cotangent("dlse", dlse, rows)
+        times = max(times, halvings(dlse, acc))
+    if times:
+        dout, dlse = dout * 0.5**times, None if dlse is None else dlse * 0.5**times
     four = dout.reshape(layout.batch, layout.heads_q, layout.len_q, layout.head_dim_v)
     dout = stacked(four, layout, layout.heads_q, problem.dtype)
     if dlse is not None:
-        dlse = _cotangent("dlse", dlse, rows).reshape(layout.batch, layout.heads_q, layout.len_q)
-        dlse = array_module(dlse).ascontiguousarray(dlse.astype(accumulation_dtype(problem.dtype)))
+        dlse = dlse.reshape(layout.batch, layout.heads_q, layout.len_q)
+        dlse = array_module(dlse).ascontiguousarray(dlse.astype(acc))
     grads: AttentionGrads = call.implementation.backward(
         problem, call.plan, dout, dlse, q, k, v, result.out, result.m, result.l, bias, sinks
     )
     if call.drops_all:
         grads = grads._replace(value=array_module(v).zeros(v.shape, v.dtype))
-    return grads
+    whole: AttentionGrads = doubled(grads, times)
+    return whole
 
 
 def _cotangent(name: str, x: Array, shape: tuple[int, ...]) -> Array:

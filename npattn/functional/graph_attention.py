@@ -11,6 +11,7 @@ import numpy as np
 from npattn import _check
 from npattn._arrays import accumulation_dtype, array_module, contiguous_last_axis, is_cupy
 from npattn._typing import Array, Pullback
+from npattn.functional._canonical import doubled, halvings
 from npattn.kernels.edge.contract import EdgeArrays, EdgeForward, EdgeGrads, EdgeImplementation, EdgeProblem
 from npattn.kernels.select import EDGE, select
 from npattn.plans.edges import EdgePlan, max_by_target, sum_by_target, target_of_slot
@@ -353,10 +354,14 @@ class EdgeCall:
             raise ValueError(f"dout must have the shape of out, {result.out.shape}, got {dout.shape}")
         if self.drops_all:
             return EdgeGrads(*(None if a is None else xp.zeros_like(a) for a in self.arrays))  # type: ignore[arg-type]
+        times = halvings(dout, self.problem.dtype)
+        dout = dout * 0.5**times if times else dout
         dout = contiguous_last_axis(dout.astype(self.problem.dtype, copy=False))
-        return self.kernel.backward(
+        grads = self.kernel.backward(
             self.problem, self.plan, dout, self.arrays, result.out, result.m, result.l
         )
+        whole: EdgeGrads = doubled(grads, times)
+        return whole
 
     def _check_shapes(self, q: Array, k: Array, v: Array) -> None:
         for name, array, count, role in (

@@ -60,6 +60,25 @@ def test_values_near_the_end_of_float32_do_not_overflow_on_the_way(attend):
     np.testing.assert_array_equal(out, np.full(out.shape, 2.0**126))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "other", "size"),
+    [("f2", "f4", 1e5), ("f2", ml_dtypes.bfloat16, 2.0**17), ("f2", "f8", 1e5), ("f4", "f8", 1e39)],
+)
+def test_a_gradient_beyond_the_dtype_gives_what_fits(attend, rng, dtype, other, size):
+    """dout of 1e5 is beyond float16; the share of it that reaches one of 1000 values is not."""
+    shapes = (1, 2, 3, 4), (1, 1, 1000, 4), (1, 1, 1000, 2), (3, 1000), (2,)
+    q, k, v, bias, sinks = (rng.standard_normal(shape).astype(dtype) for shape in shapes)
+    v /= 100
+    dout = (rng.uniform(0.5, 1, (1, 2, 3, 2)) * size).astype(other)
+    dlse = np.full((1, 2, 3), size / 100)
+    _, pullback = attend.attention_vjp(q, k, v, bias=bias, sinks=sinks)
+    q, k, v, bias, sinks = (x.astype(float) for x in (q, k, v, bias, sinks))
+    _, exact = npattn.attention_vjp(q, k, v, bias=bias, sinks=sinks, backend="oracle")
+    for x, y in zip(pullback(dout, dlse), exact(dout.astype(float), dlse), strict=True):
+        assert np.abs(y).max() < np.finfo(dtype).max
+        np.testing.assert_allclose(x.astype(float), y, rtol=0.01, atol=0.01 * np.abs(y).max())
+
+
 def test_a_small_scale_comes_before_the_product(attend):
     """q·k = 4e40 is beyond float32, scale · q·k = 4 is not."""
     q = np.full((1, 1, 1, 4), 1e20, np.float32)
