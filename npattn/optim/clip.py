@@ -1,11 +1,16 @@
 """Clipping of gradients by their common norm."""
 
 import math
+from typing import Final
 
 import numpy as np
 
+from npattn._arrays import accumulation_dtype
 from npattn._typing import Array, Grads
 from npattn.optim.optimizer import not_negative
+
+#: Smaller sums of squares have lost digits to float32's least number.
+_LOW: Final = 1e-30
 
 
 def clip_by_global_norm(grads: Grads, limit: float) -> tuple[Grads, float]:
@@ -34,23 +39,33 @@ def clip_by_global_norm(grads: Grads, limit: float) -> tuple[Grads, float]:
     (5.0, array([0.6]), array([0.8]))
     """
     limit = not_negative("limit", limit)
-    norm = math.sqrt(sum(_square(grad) for grad in grads.values()))
+    norm = math.hypot(*(_norm(grad) for grad in grads.values()))
     if norm <= limit:
         return dict(grads), norm
     scale = limit / norm
-    return {name: grad * grad.dtype.type(scale) for name, grad in grads.items()}, norm
+    return {name: _scaled(grad, scale) for name, grad in grads.items()}, norm
 
 
-def _square(grad: Array) -> float:
+def _scaled(grad: Array, scale: float) -> Array:
+    """``grad · scale``, rounded once: the scale itself may be beneath float16's range."""
+    wide = accumulation_dtype(grad.dtype)
+    scaled: Array = grad.astype(wide, copy=False) * wide.type(scale)
+    return scaled.astype(grad.dtype, copy=False)
+
+
+def _norm(grad: Array) -> float:
     flat = grad.reshape(-1)
-    if flat.dtype.itemsize < 4:
-        flat = flat.astype("float32")
-    with np.errstate(over="ignore"):
+    flat = flat.astype(accumulation_dtype(flat.dtype), copy=False)
+    with np.errstate(over="ignore", under="ignore"):
         square = float(flat @ flat)
-    if math.isinf(square):  # beyond float32's range, not beyond float64's
-        flat = flat.astype("float64")
-        square = float(flat @ flat)
-    return square
+    if _LOW < square < math.inf or not flat.size:
+        return math.sqrt(square)
+    # The squares leave the dtype's range, the norm need not.
+    largest = float(abs(flat).max())
+    if largest == 0.0 or not math.isfinite(largest):
+        return largest
+    flat = flat.astype("float64") / largest
+    return largest * math.sqrt(float(flat @ flat))
 
 
 __all__ = ["clip_by_global_norm"]

@@ -143,6 +143,20 @@ def test_adamw_decays_matrices_or_what_is_named(rng):
         assert {name for name, a in p.items() if (a < 1).all()} == shrunk
 
 
+@pytest.mark.parametrize(
+    ("dtype", "entry"),
+    [(np.float64, 1e300), (np.float64, 1e-300), (np.float32, 1e38), (np.float32, 1e-30), (np.float16, 6e4)],
+)
+def test_clipping_where_squares_leave_the_range(dtype, entry):
+    """The norm was inf for 1e300, 0 for 1e-30; float16's scale kept a few bits beneath its range."""
+    grads = {"a": np.full((10, 10), entry, dtype), "b": np.full(300, entry, dtype)}
+    true = float(dtype(entry)) * 20
+    clipped, norm = optim.clip_by_global_norm(grads, true / 1e7)
+    assert norm == pytest.approx(true, rel=1e-5)
+    scaled = [g.astype(np.float64) / (true / 1e7) for g in clipped.values()]
+    assert np.sqrt(sum((g**2).sum() for g in scaled)) == pytest.approx(1, rel=2e-3)
+
+
 def test_clipping(rng):
     grads = {"a": rng.standard_normal((4, 5)), "b": rng.standard_normal(3).astype(np.float32)}
     norm = np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in grads.values()))
