@@ -265,15 +265,28 @@ def _below(a: Array, b: Array, c: Array, causal: bool) -> Array:
     xp = array_module(a)
     length = a.shape[-2]
     if length <= _CHUNK:
-        result = xp.tril(a @ _t(b)) @ c
-        return result
+        return _below_as_written(a, b, c)
     count = -(-length // _CHUNK)
     a, b, c = (_chunks(x, count) for x in (a, b, c))
     # Inside a chunk as written; what lies in earlier chunks through the sums of b.T @ c.
+    # Not cumsum(sums) − sums: huge or NaN keys of a chunk would reach its earlier queries.
     sums = _t(b) @ c
-    before = xp.cumsum(sums, axis=-3) - sums
-    out: Array = xp.tril(a @ _t(b)) @ c + a @ before
+    before = xp.zeros_like(sums)
+    before[..., 1:, :, :] = xp.cumsum(sums[..., :-1, :, :], axis=-3)
+    out: Array = _below_as_written(a, b, c) + a @ before
     return out.reshape(*out.shape[:-3], count * _CHUNK, out.shape[-1])[..., :length, :]
+
+
+def _below_as_written(a: Array, b: Array, c: Array) -> Array:
+    """``tril(a @ b.T) @ c``; a row of c that is not finite reaches no row before it, not even as 0 · NaN."""
+    xp = array_module(a)
+    kept = xp.tril(a @ _t(b))
+    finite = xp.isfinite(c)
+    if finite.all():
+        result: Array = kept @ c
+        return result
+    result = kept @ xp.where(finite, c, 0) + xp.cumsum(xp.where(finite, 0, c), axis=-2)
+    return result
 
 
 def _above(a: Array, b: Array, c: Array, causal: bool) -> Array:

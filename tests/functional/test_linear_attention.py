@@ -115,6 +115,23 @@ def test_gradients_of_shared_heads_have_their_own_shape(rng):
     assert [x.shape for x in pullback(out)] == [q.shape, k.shape, k.shape]
 
 
+@pytest.mark.parametrize("garbage", [np.nan, np.inf, -np.inf, 1e30])
+@pytest.mark.parametrize("place", [3, 150, 260])
+@pytest.mark.parametrize("name", ["key", "value"])
+def test_what_comes_later_never_leaks(rng, garbage, place, name):
+    q, k, v = rng.standard_normal((3, 2, 300, 4)).astype(np.float32)
+    expected, expected_pullback = linear_attention_vjp(q, k, v, causal=True)
+    dout = rng.standard_normal(v.shape).astype(np.float32)
+    dout[:, place:] = 0
+    changed = {"key": k.copy(), "value": v.copy()}
+    changed[name][:, place] = garbage
+    with np.errstate(invalid="ignore", over="ignore"):  # the queries from there on see it
+        out, pullback = linear_attention_vjp(q, **changed, causal=True)
+        dquery = pullback(dout).query
+    np.testing.assert_array_equal(out[:, :place], expected[:, :place])
+    np.testing.assert_array_equal(dquery[:, :place], expected_pullback(dout).query[:, :place])
+
+
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
