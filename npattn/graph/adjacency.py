@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Real
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -75,6 +75,15 @@ class Adjacency:
         self.keys = keys
         self._labels = labels
         self._bipartite = bipartite
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled and copied as its arguments; a mappingproxy cannot be, and the plan is made anew."""
+        options = {
+            "bipartite": self._bipartite,
+            "edge_attrs": dict(self.edge_attrs),
+            "keys": self.keys,
+        }
+        return partial(type(self), **options), (self.source, self.target, self._labels)
 
     @classmethod
     def from_edges(
@@ -485,7 +494,12 @@ def _attribute(name: str, data: list[tuple[tuple[Any, ...], Mapping[str, Any]]],
 def _number(name: str, value: Any, where: str) -> Array:
     """A real number, or an array of them, as float64."""
     if isinstance(value, Real):
-        return np.asarray(float(value))
+        try:
+            return np.asarray(float(value))
+        except OverflowError:
+            raise ValueError(
+                f"edge attribute {name!r} must be within float64's range, got an int beyond it at {where}"
+            ) from None
     try:
         array = np.asarray(value) if isinstance(value, list | tuple | np.ndarray | np.generic) else None
     except ValueError:  # rows of different lengths

@@ -1,5 +1,8 @@
 """Node order, edge order, direction, labels, keys, attributes: every rule of Adjacency."""
 
+import copy
+import pickle
+
 import networkx as nx
 import numpy as np
 import pytest
@@ -320,6 +323,28 @@ def test_mask_shows_key_u_to_query_v():
 def test_parallel_edges_have_no_mask():
     with pytest.raises(ValueError, match="parallel"):
         Adjacency.from_edges([0, 0], [1, 1]).to_mask()
+
+
+def test_pickled_and_copied_adjacency_is_the_same_and_immutable():
+    """edge_attrs is a mappingproxy, which neither pickle nor copy takes: both failed."""
+    G = nx.MultiGraph()
+    G.add_edge("a", "b", key="k", weight=2.0)
+    made = Adjacency.from_networkx(G, edge_attrs=("weight",))
+    bipartite = Adjacency.from_edges([0, 4], [1, 0], num_nodes=(5, 2))
+    for graph in (made, made.with_self_loops(), bipartite):
+        assert graph.plan.num_edges == graph.num_edges
+        for twin in (pickle.loads(pickle.dumps(graph)), copy.deepcopy(graph), copy.copy(graph)):
+            assert (twin.edges(), twin.nodes, twin.num_nodes) == (graph.edges(), graph.nodes, graph.num_nodes)
+            assert {name: a.tolist() for name, a in twin.edge_attrs.items()} == {
+                name: a.tolist() for name, a in graph.edge_attrs.items()
+            }
+            arrays = [twin.source, twin.target, *twin.edge_attrs.values()]
+            assert not any(array.flags.writeable for array in arrays)
+
+
+def test_integer_attribute_beyond_float64_is_named():
+    with pytest.raises(ValueError, match=r"'w'.*float64"):
+        Adjacency.from_networkx(nx.DiGraph([(0, 1, {"w": 10**400})]), edge_attrs=("w",))
 
 
 def test_edge_values_go_back_onto_the_graph():
