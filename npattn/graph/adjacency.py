@@ -78,7 +78,7 @@ class Adjacency:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled and copied as its arguments; a mappingproxy cannot be, and the plan is made anew."""
-        options = {
+        options: dict[str, Any] = {
             "bipartite": self._bipartite,
             "edge_attrs": dict(self.edge_attrs),
             "keys": self.keys,
