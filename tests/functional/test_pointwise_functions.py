@@ -203,6 +203,24 @@ def test_cross_entropy_is_the_mean_over_kept_targets(rng):
     assert F.cross_entropy(logits.astype(np.float32), targets, ignore_index=9).dtype == np.float32
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_never_reads_ignored_rows(rng, dtype, smoothing):
+    """The float32 kernel multiplied an ignored row's gradient by 0, which keeps NaN."""
+    logits = rng.standard_normal((60, 101)).astype(dtype)  # enough for the kernel, and not a multiple of it
+    targets = rng.integers(101, size=60)
+    targets[::7] = -100
+    clean, pullback = F.cross_entropy_vjp(logits, targets, label_smoothing=smoothing)
+    expected = pullback()
+    logits = logits.copy()
+    logits[::7] = np.nan
+    logits[7, 3] = np.inf
+    loss, pullback = F.cross_entropy_vjp(logits, targets, label_smoothing=smoothing)
+    assert loss == clean
+    np.testing.assert_array_equal(pullback(), expected)
+    assert (expected[::7] == 0).all()
+
+
 def test_cross_entropy_of_nothing_is_zero():
     logits = np.ones((3, 4))
     loss, pullback = F.cross_entropy_vjp(logits, np.full(3, -100))

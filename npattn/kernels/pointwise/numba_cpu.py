@@ -429,16 +429,21 @@ def _cross_entropy_backward_part(
     for row in range(start, stop):
         xr, dxr = logits + 4 * n * row, dlogits + 4 * n * row
         target = load_int64(targets + 8 * row)
-        factor = F(0) if target == ignore_index else scale
-        total = load_scalar(lse + 4 * row, ONE)
-        for i in range(0, whole, LANES):
-            p = exp(sub(load(xr + 4 * i, ONE), splat(total)))
-            store(dxr + 4 * i, mul(sub(p, splat(share)), splat(factor)))
-        for i in range(whole, n):
-            store_scalar(dxr + 4 * i, (exp_scalar(load_scalar(xr + 4 * i, ONE) - total) - share) * factor)
-        if target != ignore_index:
+        if target == ignore_index:  # not a product with 0: the row may hold NaN
+            for i in range(0, whole, LANES):
+                store(dxr + 4 * i, splat(F(0)))
+            for i in range(whole, n):
+                store_scalar(dxr + 4 * i, F(0))
+        else:
+            total = load_scalar(lse + 4 * row, ONE)
+            for i in range(0, whole, LANES):
+                p = exp(sub(load(xr + 4 * i, ONE), splat(total)))
+                store(dxr + 4 * i, mul(sub(p, splat(share)), splat(scale)))
+            for i in range(whole, n):
+                p1 = exp_scalar(load_scalar(xr + 4 * i, ONE) - total)
+                store_scalar(dxr + 4 * i, (p1 - share) * scale)
             at = dxr + 4 * target
-            store_scalar(at, load_scalar(at, ONE) - factor * (F(1) - smoothing))
+            store_scalar(at, load_scalar(at, ONE) - scale * (F(1) - smoothing))
 
 
 @jit
