@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from npattn._arrays import accumulation_dtype
 from npattn._typing import Array, Grads, Pullback
 from npattn.functional.graph_attention import EdgeCall
 from npattn.graph._inputs import (
@@ -213,18 +214,20 @@ class TransformerConv(Layer):
 
         gate_input = np.concatenate([out, skip, out - skip], axis=1)
         logit, pull_beta = self.lin_beta.vjp(gate_input)
-        gate = 0.5 * (1 + np.tanh(0.5 * logit))  # the sigmoid, without overflow
+        dtype, wide = logit.dtype, accumulation_dtype(logit.dtype)
+        gate = 0.5 * (1 + np.tanh(0.5 * logit.astype(wide, copy=False)))  # the sigmoid, without overflow
 
         def pull_gate(dy: Array) -> tuple[Array, Array, Grads]:
             # y = gate * skip + (1 - gate) * out
-            dgate = (dy * (skip - out)).sum(axis=1, keepdims=True)
-            dinput, beta_grads = pull_beta(dgate * gate * (1 - gate))
+            dgate = (dy * (skip - out)).sum(axis=1, keepdims=True, dtype=wide)
+            dinput, beta_grads = pull_beta((dgate * gate * (1 - gate)).astype(dtype, copy=False))
             from_out, from_skip, from_difference = np.split(dinput, 3, axis=1)
-            dout = (1 - gate) * dy + from_out + from_difference
-            dtarget, skip_grads = pull_skip(gate * dy + from_skip - from_difference)
+            dout = ((1 - gate) * dy + from_out + from_difference).astype(dtype, copy=False)
+            dskip = (gate * dy + from_skip - from_difference).astype(dtype, copy=False)
+            dtarget, skip_grads = pull_skip(dskip)
             return dout, dtarget, join(("lin_skip", skip_grads), ("lin_beta", beta_grads))
 
-        return gate * skip + (1 - gate) * out, pull_gate
+        return (gate * skip + (1 - gate) * out).astype(dtype, copy=False), pull_gate
 
 
 __all__ = ["TransformerConv"]

@@ -280,6 +280,21 @@ def test_dtype_of_parameters_output_and_gradients(layer, dtype):
     assert {g.dtype for g in grads.values()} == {np.dtype(dtype)}
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(
+    ("layer", "options"), [(TransformerConv, {"beta": True}), (GATConv, {"residual": True}), (GATv2Conv, {})]
+)
+def test_every_option_keeps_halves(layer, options, dtype):
+    """A Python number times bfloat16 is float32: TransformerConv's gate answered in it."""
+    adjacency = string_graph()
+    for concat in (True, False):
+        made = layer(4, 3, 2, concat=concat, rng=np.random.default_rng(0), dtype=dtype, **options)
+        y, pullback = made.vjp(np.ones((8, 4), dtype), adjacency, seed=1)
+        dx, grads = pullback(y)
+        assert y.dtype == dx.dtype == dtype
+        assert {g.dtype for g in grads.values()} == {np.dtype(dtype)}
+
+
 @pytest.mark.parametrize("layer", [GATConv, GATv2Conv])
 def test_float16_gradients_of_many_nodes_are_summed_wide(layer):
     """float16 cannot count beyond 2,048 by ones: the bias's gradient stopped there."""
