@@ -70,12 +70,13 @@ def apply(linear: Linear, x: Any) -> tuple[Array, Pullback]:
     if x.shape[1] != linear.weight.shape[1]:
         raise ValueError(f"x must be (num_nodes, {linear.weight.shape[1]}), got shape {tuple(x.shape)}")
     rows = x.tocsr()
-    y = np.asarray(rows @ linear.weight.T)
+    wide = accumulation_dtype(linear.weight.dtype)  # scipy knows no halves
+    y = np.asarray(rows @ linear.weight.T.astype(wide, copy=False))
     if linear.bias is not None:
         y += linear.bias
 
     def pullback(dy: Array) -> tuple[None, Grads]:
-        grads = {"weight": np.ascontiguousarray((rows.T @ dy).T)}
+        grads = {"weight": np.ascontiguousarray((rows.T @ dy.astype(wide, copy=False)).T)}
         if linear.bias is not None:
             grads["bias"] = sum_rows(dy)
         return None, grads

@@ -351,6 +351,16 @@ def test_sparse_features_give_the_dense_numbers_and_no_gradient(layer):
         made(sp.csr_array((8, 5)), string_graph())
 
 
+@pytest.mark.parametrize("layer", LAYERS)
+def test_sparse_features_of_a_bfloat16_layer(layer):
+    """scipy multiplies no bfloat16; the weight goes to it in float32."""
+    x = np.eye(8, 4, dtype=np.float32)
+    made = layer(4, 3, 2, rng=np.random.default_rng(0), dtype=ml_dtypes.bfloat16)
+    y, pullback = made.vjp(sp.csr_array(x), string_graph())
+    np.testing.assert_allclose(y, made(x, string_graph()), rtol=1e-5, atol=1e-6)
+    assert set(pullback(y)[1]) == set(made.named_parameters())
+
+
 def test_signatures_are_the_contracts():
     names = {
         GATConv: (
