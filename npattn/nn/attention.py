@@ -1,5 +1,6 @@
 """MultiHeadAttention, its causal form, and LinearMultiHeadAttention."""
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,7 +135,8 @@ class MultiHeadAttention(Layer):
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.causal = causal
-        self.window = window
+        self.window = checked_window(window)
+        window_masks(self.window, causal)  # a wrong one is refused here, not at the first call
         self.mask = mask
         self.rotary = rotary
         self.alibi = ALiBi(num_heads, dtype=dtype) if alibi else None
@@ -472,6 +474,21 @@ class LinearMultiHeadAttention(Layer):
         return {"feature_map": self.feature_map, "causal": self.causal, "eps": self.eps}
 
 
+def checked_window(window: Any) -> Any:
+    """None, an int, or the pair (left, right)."""
+    if window is None or isinstance(window, bool):  # Window refuses a bool
+        return window
+    if isinstance(window, tuple | list):
+        if len(window) != 2:
+            raise ValueError(f"window must be an int or the pair (left, right), got {len(window)} values")
+        return tuple(window)
+    try:
+        return operator.index(window)
+    except TypeError:
+        kind = type(window).__name__
+        raise TypeError(f"window must be an int or the pair (left, right), got {kind} ({window!r})") from None
+
+
 def window_masks(window: Any, causal: bool) -> tuple[Mask | None, Mask | None]:
     """What ``window`` and ``causal`` together allow, as masks."""
     if window is None:
@@ -536,6 +553,7 @@ __all__ = [
     "MultiHeadAttention",
     "check_dropout",
     "check_heads",
+    "checked_window",
     "combined",
     "window_masks",
 ]

@@ -56,6 +56,20 @@ def test_decoder_of_halves_answers_in_halves(dtype, tied, rng):
     assert {grad.dtype for grad in pullback(logits)[1].values()} == {np.dtype(dtype)}
 
 
+def test_window_is_checked_when_the_layer_is_made(rng):
+    """NumPy's integers were no window, and a wrong one was refused only at the first call."""
+    x = rng.standard_normal((1, 5, 8))
+    made = [
+        nn.MultiHeadAttention(8, 2, causal=True, window=window, rng=np.random.default_rng(0), dtype=F8)
+        for window in (2, np.int64(2), [2, 0])
+    ]
+    for layer in made[1:]:
+        np.testing.assert_array_equal(layer(x), made[0](x))
+    for window, error in ((-1, ValueError), (1.5, TypeError), ("a", TypeError), ((1,), ValueError)):
+        with pytest.raises(error, match=r"at least 0|window must be an int or the pair"):
+            nn.MultiHeadAttention(8, 2, window=window, rng=rng)
+
+
 def test_parameters_are_named_by_path_and_live(rng):
     block = nn.TransformerBlock(8, 2, 12, rng=rng)
     parameters = block.named_parameters()
