@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import npattn
 from npattn import _threads
 from npattn._dropout import keep_mask
 from npattn.kernels import oracle
@@ -344,3 +345,29 @@ def test_results_are_finite_when_the_largest_values_are_averaged() -> None:
     case = Case("f4", (1, 1, 1, 3, 100, 8, 8))
     case.v[...] = 3e38
     np.testing.assert_allclose(case.forward().out, 3e38, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("garbage", [np.nan, np.inf, 7.0])
+@pytest.mark.parametrize("kind", ["padding", "causal padding", "bits"])
+def test_garbage_in_masked_rows_changes_no_bit(dtype, garbage, kind):
+    """Tiles with garbage take a slow road; it must sum in the order of the fast one."""
+    rng = np.random.default_rng(0)
+    mask = {
+        "padding": Padding([100, 90]),
+        "causal padding": Causal() & Padding([100, 90]),
+        "bits": Dense((rng.random((2, 4, 150, 150)) < 0.5) & (np.arange(150) < 90)),
+    }[kind]
+    query, dout = (rng.standard_normal((2, 4, 150, 24)).astype(dtype) for _ in range(2))
+    key, value = (rng.standard_normal((2, 2, 150, 24)).astype(dtype) for _ in range(2))
+
+    def everything(key, value):
+        (out, lse), pullback = npattn.attention_vjp(
+            query, key, value, mask=mask, return_lse=True, backend="numba"
+        )
+        return out, lse, *pullback(dout)[:3]
+
+    clean = everything(key, value)
+    dirty = everything(*(np.where(np.arange(150)[:, None] < 100, x, dtype(garbage)) for x in (key, value)))
+    for a, b in zip(clean, dirty, strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -256,14 +256,19 @@ def note_visible(s, s_row, visible, rows, vectors, one):
 
 @part()
 def matmul_visible(a, visible, a_row, a_col, b, b_row, c, c_row, rows, vectors, depth, one):
-    """C += A @ B over visible pairs only, so that 0 * NaN does not occur; slow, for tiles with garbage."""
+    """C += A @ B over visible pairs only, so that 0 * NaN does not occur; slow, for tiles with garbage.
+
+    Sums in the order of ``matmul``, where a masked pair adds 0: the same bits.
+    """
     width = vector_bytes(one)
     zero = cast(0.0, one)
     for r in range(rows):
-        for k in range(depth):
-            at = r * a_row + k * a_col
-            if load_scalar(visible + at, one) != zero:
-                weight = splat(load_scalar(a + at, one))
-                for v in range(vectors):
-                    target = c + r * c_row + v * width
-                    store(target, fma(weight, load(b + k * b_row + v * width, one), load(target, one)))
+        for v in range(vectors):
+            total = splat(zero)
+            for k in range(depth):
+                at = r * a_row + k * a_col
+                if load_scalar(visible + at, one) != zero:
+                    weight = splat(load_scalar(a + at, one))
+                    total = fma(weight, load(b + k * b_row + v * width, one), total)
+            target = c + r * c_row + v * width
+            store(target, add(load(target, one), total))
