@@ -33,6 +33,20 @@ def test_demo_refuses_too_few_tokens_in_one_line(capsys):
     assert "--tokens must be at least 64" in capsys.readouterr().err
 
 
+def test_bench_states_each_case_beside_the_machines_limits(capsys, monkeypatch):
+    monkeypatch.setattr("npattn.testing.bench.QUICK", ("1,1,16,64 full", "8,12,128,64 full"))
+    assert main(["bench", "--seconds", "0.5"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(
+        r"^limits: \d+ GFLOP/s of float32 multiply-adds, [\d.]+ GB/s copied$", printed, re.MULTILINE
+    )
+    rows = re.findall(
+        r"^8,12,128,64 full +(forward|forward \+ backward) +[\d.]+ +\d+ +\d+%$", printed, re.MULTILINE
+    )
+    assert rows == ["forward", "forward + backward"]
+    assert "wrong" not in printed
+
+
 def test_unknown_command_is_refused():
     with pytest.raises(SystemExit, match="2"):
         main(["dance"])

@@ -225,9 +225,12 @@ def is_right(workload: str, result: Any) -> bool:
     if result is None:
         return True
     exact = _reference(workload)
-    # one entry may be off by a slope of the leaky ReLU taken on the other side of 0
-    error = np.abs(result - exact) / (1 + np.abs(exact))
-    return bool(result.shape == exact.shape and np.mean(error > 1e-4) < 1e-4)
+    if result.shape != exact.shape:
+        return False
+    # A pair whose input to the leaky ReLU is near 0 takes the other slope in float32 and moves the gradient of
+    # its node, in all features: a few nodes in thousands may differ, all others must agree.
+    error = (np.abs(result - exact) / (1 + np.abs(exact))).reshape(len(exact), -1).max(axis=1)
+    return bool(np.mean(error > 1e-4) < 1e-3)
 
 
 def limit(workload: str, peak: float, bandwidth: float) -> tuple[float, float]:

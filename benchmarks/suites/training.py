@@ -46,8 +46,8 @@ def is_right(workload: str, result: Any) -> bool:
 def limit(workload: str, peak: float, bandwidth: float) -> tuple[float, float]:
     """Six operations for each parameter of a matmul and token."""
     batch, context = SHAPES[workload]
-    gflop = 6e-9 * batch * context * (LAYERS * 12 * DIM**2 + VOCAB * DIM)
-    return gflop, gflop / peak
+    flops = 6.0 * batch * context * (LAYERS * 12 * DIM**2 + VOCAB * DIM)
+    return flops / 1e9, flops / peak
 
 
 def _npattn(workload: str) -> Callable[[], Any]:
