@@ -227,8 +227,8 @@ def is_right(workload: str, result: Any) -> bool:
     exact = _reference(workload)
     if result.shape != exact.shape:
         return False
-    # A pair whose input to the leaky ReLU is near 0 takes the other slope in float32 and moves the gradient of
-    # its node, in all features: a few nodes in thousands may differ, all others must agree.
+    # A pair whose input to the leaky ReLU is near 0 takes the other slope in float32 and moves the gradient
+    # of its node, in all features: a few nodes in thousands may differ, all others must agree.
     error = (np.abs(result - exact) / (1 + np.abs(exact))).reshape(len(exact), -1).max(axis=1)
     return bool(np.mean(error > 1e-4) < 1e-3)
 

@@ -44,6 +44,30 @@ def test_attention_with_a_window_over_65536_keys_stays_far_below_the_matrix():
     assert float(done.stdout) < 150  # MiB; arrays, results and plan are about 60
 
 
+@pytest.mark.slow
+def test_a_million_keys_under_a_window_stay_below_two_gib():
+    """Inputs, results and gradients alone are 1.7 GiB; dQ has two layers, not one for each chunk of keys."""
+    program = textwrap.dedent(
+        """
+        import resource
+        import numpy as np
+        from npattn import attention_vjp
+        from npattn.masks import Window
+
+        rng = np.random.default_rng(0)
+        q, k, v = (rng.standard_normal((1, 1, 1_000_000, 64), dtype=np.float32) for _ in range(3))
+        out, pullback = attention_vjp(q, k, v, mask=Window(255))
+        grads = pullback(out)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 2.0  # GiB
+
+
 @pytest.mark.parametrize(
     "mask",
     [

@@ -8,10 +8,11 @@ tile's query spans::
     dP = dO V^T       dS = P * (dP - e)             e = delta - dlse, once per row in `row_units`
     dV += P^T dO      dK += dS^T Q      dQ += dS K
 
-dK and dV of a tile belong to one unit. dQ belongs to a chunk: each chunk adds into a dQ of its own, and
-`reduce_units` adds the chunks in order. How many chunks there are depends on the problem, never on the
-threads, so the sums are made in one order whatever the machine does. P and dS are read down their columns for
-dV and dK (`_simd.matmul` takes any strides for A): nothing is transposed but K and V, once per key tile.
+dK and dV of a tile belong to one unit. dQ belongs to a chunk: chunks that reach the same queries add into
+different layers of dQ, and `reduce_units` adds these in order. How many chunks there are depends on the
+problem, never on the threads, so the sums are made in one order whatever the machine does. P and dS are read
+down their columns for dV and dK (`_simd.matmul` takes any strides for A): nothing is transposed but K and V,
+once per key tile.
 
 dbias: where one unit sees every pair that a bias entry belongs to, dS is added to it on the way; a bias
 shared by batch elements or by heads of several units is served by `bias_units`, which recomputes S and dP
@@ -290,6 +291,7 @@ def pair_step(
 @part()
 def key_tile(p, b, g, chunk, tile, scratch, one):
     """Compute dK and dV of one key tile, and its share of dQ."""
+    layer = load_int64(p.reach + chunk * 24 + 16)
     n = lanes(one)
     size = scalar_bytes(one)
     width = vector_bytes(one)
@@ -341,7 +343,7 @@ def key_tile(p, b, g, chunk, tile, scratch, one):
                 if p.kind != 0 or p.dout_i != v_row or p.dim_v != v_vectors * n:
                     copy_rows(do, p.dout_i, do_copy, v_row, tile_count, p.dim_v, p.kind, one)
                     do = do_copy
-                dq = p.dq + (((chunk * p.batch + b) * p.heads_q + h) * p.len_q + tile_i0) * p.dq_row
+                dq = p.dq + (((layer * p.batch + b) * p.heads_q + h) * p.len_q + tile_i0) * p.dq_row
                 strip = STRIP if kind == INTERVAL else tile_count
                 for r in range(0, tile_count, strip):
                     i0 = tile_i0 + r
@@ -404,16 +406,19 @@ def _reduce_units(address, first, stop, scratch, one):
     vectors = (p.dim + n - 1) // n
     item = scalar_bytes(one) if p.kind == 0 else 2
     after = cast(p.scale_after, one)
-    chunk_bytes = p.batch * p.heads_q * p.len_q * p.dq_row
+    layer_bytes = p.batch * p.heads_q * p.len_q * p.dq_row
     for unit in range(first, stop):
         for chunk in range(1, p.chunks):
-            # only the query tiles this chunk reached: the rest of its dQ was never touched
-            start = load_int64(p.reach + chunk * 16) * p.tile_q
-            end = lesser(load_int64(p.reach + chunk * 16 + 8) * p.tile_q, p.len_q)
+            # only the query tiles this chunk reached: the rest of its layer is another chunk's or untouched
+            layer = load_int64(p.reach + chunk * 24 + 16)
+            start = load_int64(p.reach + chunk * 24) * p.tile_q
+            end = lesser(load_int64(p.reach + chunk * 24 + 8) * p.tile_q, p.len_q)
+            if layer == 0:  # it added into the first layer itself
+                end = start
             for i in range(start, end):
                 at = p.dq + (unit * p.len_q + i) * p.dq_row
                 for c in range(vectors):
-                    total = add(load(at + c * width, one), load(at + chunk * chunk_bytes + c * width, one))
+                    total = add(load(at + c * width, one), load(at + layer * layer_bytes + c * width, one))
                     store(at + c * width, total)
         if p.dq_out != p.dq:
             for i in range(p.len_q):

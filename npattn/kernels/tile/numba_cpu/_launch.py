@@ -288,15 +288,14 @@ def backward(
 
     launch = _launch(_make_backward, problem, plan)
     chunks = launch.units // (batch * heads_kv)
+    layers = int(launch.kept[1][:, 2].max()) + 1
     m = np.ascontiguousarray(m, accumulation)
     l = np.ascontiguousarray(l, accumulation)
     e, rl = np.empty_like(m), np.empty_like(m)
     q_row = _round_up(dim, 4 * _host.WIDTH // accumulation.itemsize)
-    if problem.dtype == accumulation and q_row == dim and abs(problem.scale) <= 1.0 and chunks == 1:
-        dq = dq_out = np.zeros((batch, heads_q, len_q, dim), problem.dtype)  # added into in place
-    else:
-        dq_out = np.empty((batch, heads_q, len_q, dim), problem.dtype)
-        dq = np.zeros((chunks, batch, heads_q, len_q, q_row), accumulation)
+    dq = np.zeros((layers, batch, heads_q, len_q, q_row), accumulation)
+    in_place = problem.dtype == accumulation and q_row == dim and abs(problem.scale) <= 1.0
+    dq_out = dq if in_place else np.empty((batch, heads_q, len_q, dim), problem.dtype)
 
     bias_at, dbias_at, bias_kind, own_bias_pass = _NO_BIAS, _NO_BIAS, 0, False
     if bias is not None and dbias is not None:
@@ -328,8 +327,11 @@ def backward(
 
     phase(_backward.row_units, batch * heads_q, batch * heads_q * len_q * dim_v // 50_000)
     _run(_backward.key_units, ctypes.addressof(keys_call), launch.items, launch)
-    if dq_out is not dq:
+    if layers > 1 or not in_place:
         phase(_backward.reduce_units, batch * heads_q, dq.size // 50_000)
+    if in_place:
+        dq.resize((1, *dq.shape[1:]), refcheck=False)  # gives the other layers' memory back
+        dq_out = dq.reshape(dq.shape[1:])
     if own_bias_pass and dbias is not None:
         rows = launch.plan.row_ptr.shape[1] - 1 if dbias.shape[2] > 1 else 1
         phase(_backward.bias_units, dbias.shape[0] * dbias.shape[1] * rows, launch.work // _ITEM)
@@ -338,15 +340,16 @@ def backward(
 
 
 def _key_chunks(plan: TilePlan, pairs: int) -> tuple[Array, Array]:
-    """(first key tile of each chunk and the end, (first, stop) query tile each chunk reaches).
+    """(first key tile of each chunk and the end, (first, stop) query tile each chunk reaches and its layer).
 
     With few (batch element, key head) pairs the key tiles are cut, at equal numbers of visible tiles, into as
-    many chunks as give some thirty units, eight at most: each has a dQ of its own. Fixed by the problem.
+    many chunks as give some thirty units, eight at most. Chunks that reach different queries share a layer of
+    dQ: two layers are enough for a window, under a causal mask each has its own. Fixed by the problem.
     """
     cols = plan.col_ptr.shape[1] - 1
     chunks = max(1, min(8, -(-32 // pairs), cols // 8))
     if chunks == 1:
-        return np.array([0, cols], np.int64), np.zeros((1, 2), np.int64)
+        return np.array([0, cols], np.int64), np.zeros((1, 3), np.int64)
     lengths = np.concatenate([[0], np.cumsum(plan.col_stop - plan.col_first, dtype=np.int64)])
     cost = np.zeros(cols, np.int64)
     for ptr in plan.col_ptr:
@@ -354,10 +357,14 @@ def _key_chunks(plan: TilePlan, pairs: int) -> tuple[Array, Array]:
     total = np.cumsum(cost)
     inner = np.searchsorted(total, total[-1] * np.arange(1, chunks) / chunks)
     starts = np.concatenate([[0], inner, [cols]]).astype(np.int64)
-    reach = np.zeros((chunks, 2), np.int64)
+    reach = np.zeros((chunks, 3), np.int64)
+    ends: list[int] = []  # of each layer: the query tiles up to here are taken
     for c in range(chunks):
         spans = [slice(ptr[starts[c]], ptr[starts[c + 1]]) for ptr in plan.col_ptr]
         firsts = [int(plan.col_first[s].min()) for s in spans if s.stop > s.start]
         stops = [int(plan.col_stop[s].max()) for s in spans if s.stop > s.start]
-        reach[c] = (min(firsts), max(stops)) if firsts else (0, 0)
+        if firsts:
+            layer = next((n for n, end in enumerate(ends) if end <= min(firsts)), len(ends))
+            ends[layer:] = [max(stops), *ends[layer + 1 :]]
+            reach[c] = min(firsts), max(stops), layer
     return starts, reach
