@@ -42,9 +42,11 @@ class _Call(NamedTuple):
         bool  # dropout_p = 1: the values count as zeros, so out is 0 and the kernels run without dropout
     )
 
-    def forward(self) -> Forward:
+    def forward(self, keeps_rest: bool = False) -> Forward:
         """Run the kernel."""
         _, problem, _, q, k, v, bias, sinks = self.inputs
+        if keeps_rest:
+            problem = problem._replace(keeps_rest=True)
         result: Forward = self.implementation.forward(problem, self.plan, q, k, v, bias, sinks)
         return result
 
@@ -257,8 +259,9 @@ def attention_vjp(
 
     Notes
     -----
-    Between the two passes query, key, value, out and two numbers per query are kept, by reference: the
-    weights are recomputed, so memory stays O(len_q · head_dim). Do not write into those arrays before the
+    Between the two passes query, key, value, out and two numbers per query are kept, by reference (of a
+    16-bit out also what rounding took from it): the weights are recomputed, so memory stays
+    O(len_q · head_dim). Do not write into those arrays before the
     last pullback. Rows that see nothing and masked pairs give and receive exactly 0.
 
     References
@@ -282,7 +285,7 @@ def attention_vjp(
     True
     """
     call = _prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout_p, seed, backend)
-    result = call.forward()
+    result = call.forward(keeps_rest=call.inputs.problem.dtype.itemsize == 2)
 
     def pullback(dout: Array, dlse: Array | None = None) -> AttentionGrads:
         grads = _backward(call, result, dout, dlse)
@@ -456,7 +459,7 @@ def _backward(call: _Call, result: Forward, dout: Array, dlse: Array | None) -> 
         dlse = dlse.reshape(layout.batch, layout.heads_q, layout.len_q)
         dlse = array_module(dlse).ascontiguousarray(dlse.astype(acc))
     grads: AttentionGrads = call.implementation.backward(
-        problem, call.plan, dout, dlse, q, k, v, result.out, result.m, result.l, bias, sinks
+        problem, call.plan, dout, dlse, q, k, v, result.out, result.m, result.l, bias, sinks, result.rest
     )
     if call.drops_all:
         grads = grads._replace(value=array_module(v).zeros(v.shape, v.dtype))

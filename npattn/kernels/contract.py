@@ -16,7 +16,7 @@ and backward, with ``pd = p * keep / (1 - dropout_p)`` the dropped weights::
     dv     = pd.T @ dout
     dp     = (dout @ v.T) * keep / (1 - dropout_p)
     delta  = rowsum(dout * out) where out != 0        # = rowsum(p * dp); a row that sees no key has out 0,
-                                                      #   and its dout may be anything
+                                                      #   and its dout may be anything; out is out + rest
     ds     = p * (dp - delta + dlse)                  # d of the logits after bias
     dbias  = ds                                       # summed over the axes along which bias broadcasts
     dsinks = sum(exp(sinks - m) / l * (dlse - delta)) # over batch and queries
@@ -58,6 +58,7 @@ class Problem(NamedTuple):
     has_sinks: bool
     dropout_p: float  # in [0, 1); 0.0 = off. p = 1 is answered before any kernel
     seed: int  # 0 <= seed < 2**64; meaningless when dropout_p == 0
+    keeps_rest: bool = False  # forward is asked for ``Forward.rest``
 
 
 def split_scale(scale: float) -> tuple[float, float]:
@@ -75,6 +76,9 @@ class Forward(NamedTuple):
     out: Array  # (batch, heads_q, len_q, head_dim_v), problem.dtype
     m: Array  # (batch, heads_q, len_q), accumulation dtype; 0 where l == 0
     l: Array  # (batch, heads_q, len_q), accumulation dtype; 0 where the row sees no key and has no sink
+    # What rounding took from out, in problem.dtype, finite: delta from out alone would carry the rounding of
+    # a 16-bit out into every sum of ds, those that cancel too. None where not asked for or not kept.
+    rest: Array | None = None
 
 
 class AttentionGrads(NamedTuple):
@@ -131,6 +135,7 @@ class Implementation(Protocol):
         l: Array,
         bias: Array | None,
         sinks: Array | None,
+        rest: Array | None = None,
     ) -> AttentionGrads:
         """The transposed formula above."""
 

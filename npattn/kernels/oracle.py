@@ -68,6 +68,7 @@ def backward(
     l: Array,
     bias: Array | None,
     sinks: Array | None,
+    rest: Array | None = None,
 ) -> AttentionGrads:
     """The transposed formula; recomputes the weights and needs ``out``, ``m`` and ``l`` not at all."""
     with np.errstate(all="ignore"):

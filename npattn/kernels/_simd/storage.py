@@ -146,6 +146,28 @@ def store_rounded(typingctx: Any, address: Any, vector: Any) -> Any:
 
 
 @intrinsic
+def store_rounded_pairs(typingctx: Any, address: Any, first: Any, second: Any) -> Any:
+    """Store pairs of bfloat16: lane c of ``first`` and of ``second``, each rounded to nearest even."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address, first, second = arguments
+        count = first.type.count
+        narrow = ir.VectorType(BFloat(), 2 * count)
+        name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
+        function = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(narrow, [first.type, first.type]), name
+        )
+        halves = ir.VectorType(I16, 2 * count)
+        bits = builder.bitcast(builder.call(function, [second, first]), halves)  # the second operand is low
+        order = [lane for c in range(count) for lane in (c, count + c)]
+        places = ir.Constant(ir.VectorType(I32, 2 * count), order)
+        emit_store(builder, address, builder.shuffle_vector(bits, ir.Constant(halves, ir.Undefined), places))
+        return context.get_dummy_value()
+
+    return types.void(types.intp, first, second), codegen
+
+
+@intrinsic
 def load_half_pair(typingctx: Any, address: Any) -> Any:
     """The 16 bits at ``address`` as the first of a pair whose second is zero."""
 
@@ -196,4 +218,5 @@ __all__ = [
     "store_half",
     "store_pairs",
     "store_rounded",
+    "store_rounded_pairs",
 ]

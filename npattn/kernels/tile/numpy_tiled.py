@@ -82,6 +82,7 @@ def forward(
     acc_dtype = accumulation_dtype(problem.dtype)
     rows_shape = (problem.batch, problem.heads_q, problem.len_q)
     out = xp.zeros((*rows_shape, problem.head_dim_v), problem.dtype)
+    rest = xp.zeros_like(out) if problem.keeps_rest else None
     m = xp.zeros(rows_shape, acc_dtype)
     l = xp.zeros(rows_shape, acc_dtype)
     with np.errstate(all="ignore"):  # masked NaN and inf may warn on their way to being dropped
@@ -90,10 +91,14 @@ def forward(
             for rows, tiles in _tiles_by_query(plan, block.lists):
                 out_rows, m_rows, l_rows = _forward_rows(call, rows, tiles)
                 place = (block.batch, block.heads_q, rows)
-                out[place] = out_rows.reshape(out[place].shape).astype(problem.dtype)
+                out_rows = out_rows.reshape(out[place].shape)
+                out[place] = out_rows.astype(problem.dtype)
+                if rest is not None:
+                    lost = out_rows - out[place].astype(acc_dtype)
+                    rest[place] = xp.where(xp.isfinite(lost), lost, 0).astype(problem.dtype)
                 m[place] = m_rows.reshape(m[place].shape)
                 l[place] = l_rows.reshape(l[place].shape)
-    return Forward(out, m, l)
+    return Forward(out, m, l, rest)
 
 
 def _forward_rows(call: "_Call", rows: slice, tiles: Iterator[_Tile]) -> tuple[Array, Array, Array]:
@@ -143,6 +148,7 @@ def backward(
     l: Array,
     bias: Array | None,
     sinks: Array | None,
+    rest: Array | None = None,
 ) -> AttentionGrads:
     """Recompute the weights tile by tile; walk the plan by key."""
     xp = array_module(q)
@@ -153,7 +159,10 @@ def backward(
     dbias = None if bias is None else xp.zeros(bias.shape, acc_dtype)
     with np.errstate(all="ignore"):
         # rowsum(p * dp); out is 0 in rows that see nothing, whatever their dout holds
-        delta = xp.where(out != 0, dout.astype(acc_dtype) * out.astype(acc_dtype), 0).sum(-1)
+        whole = out.astype(acc_dtype)
+        if rest is not None:
+            whole = whole + rest.astype(acc_dtype)
+        delta = xp.where(whole != 0, dout.astype(acc_dtype) * whole, 0).sum(-1)
         if dlse is not None:
             delta = delta - dlse
         for block in _blocks(plan, problem):

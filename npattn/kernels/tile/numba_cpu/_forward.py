@@ -64,6 +64,7 @@ from npattn.kernels.tile.numba_cpu._rows import (
     pack_pairs_transposed,
     pack_transposed,
     round_rows,
+    store_rest,
     store_row,
 )
 from npattn.kernels.tile.numba_cpu._tile import (
@@ -246,10 +247,14 @@ def query_block(
                     failed = has_nonfinite(acc + r * acc_row, 0, 1, acc_vectors, one)
                     store_scalar(again + r * size, cast(1.0, one) if failed else zero)
                     repeat = repeat or failed
-                    if not failed:
-                        store_row(acc + r * acc_row, target, p.dim_v, share, out_kind, one)
-                elif load_scalar(again + r * size, one) != zero:
-                    store_row(acc + r * acc_row, target, p.dim_v, cast(1.0, one), out_kind, one)
+                else:
+                    share = cast(1.0, one)
+                    failed = load_scalar(again + r * size, one) == zero  # no: done before
+                if not failed:
+                    store_row(acc + r * acc_row, target, p.dim_v, share, out_kind, one)
+                    if p.rest != 0 and p.splits == 1:
+                        at = (b * p.heads_q + h0 + hh) * p.len_q + i0 + ii
+                        store_rest(acc + r * acc_row, p.rest + at * p.dim_v * 2, p.dim_v, share, p.kind, one)
         attempt += 1 if repeat else 2
 
 
@@ -410,6 +415,8 @@ def _merge_units(address, first, stop, scratch, one):
                         sum_at = scratch + c * width
                         store(sum_at, fma(load(source + c * width, one), share, load(sum_at, one)))
             store_row(scratch, p.dq_out + row * p.dim_v * item, p.dim_v, cast(1.0, one), p.kind, one)
+            if p.rest != 0:
+                store_rest(scratch, p.rest + row * p.dim_v * 2, p.dim_v, cast(1.0, one), p.kind, one)
             store_scalar(p.e + row * size, top if total != zero else zero)
             store_scalar(p.rl + row * size, total)
 

@@ -163,8 +163,10 @@ def forward(
     out = np.empty((*rows, problem.head_dim_v), problem.dtype)
     m = np.empty(rows, accumulation)
     l = np.empty(rows, accumulation)
+    rest = np.empty(out.shape, out.dtype) if problem.keeps_rest else None
+    result = Forward(out, m, l, rest)
     if m.size == 0:
-        return Forward(out, m, l)
+        return result
     launch = _launch(_make_forward, problem, plan)
     address = _jit.address
     bias_at, bias_kind = _NO_BIAS, 0
@@ -174,9 +176,10 @@ def forward(
     if sinks is not None:
         sinks = np.ascontiguousarray(sinks, accumulation)
     if launch.splits > 1:
-        return _forward_in_splits(problem, launch, q, k, v, bias_kind, bias_at, sinks, Forward(out, m, l))
+        return _forward_in_splits(problem, launch, q, k, v, bias_kind, bias_at, sinks, result)
+    rest_at = 0 if rest is None else address(rest)
     values = (
-        bias_kind, *at(q), *at(k), *at(v), *at(out), 0, address(m), address(l), *bias_at,
+        bias_kind, *at(q), *at(k), *at(v), *at(out), 0, rest_at, address(m), address(l), *bias_at,
         0 if sinks is None else address(sinks),
     )  # fmt: skip
     call = record(launch.prefilled, values)
@@ -185,7 +188,7 @@ def forward(
         launch.kernel(where, 0, launch.units, _threads.scratch(launch.scratch_bytes), launch.one)
     else:
         _run(launch.kernel, where, launch.items, launch)
-    return Forward(out, m, l)
+    return result
 
 
 def _forward_in_splits(
@@ -207,7 +210,8 @@ def _forward_in_splits(
     m = np.empty((launch.splits, *result.m.shape), launch.accumulation)
     l = np.empty_like(m)
     values = (
-        bias_kind, *at(q), *at(k), *at(v), address(part), *part.strides[1:4], part.strides[0], address(m),
+        bias_kind, *at(q), *at(k), *at(v), address(part), *part.strides[1:4], part.strides[0],
+        0 if result.rest is None else address(result.rest), address(m),
         address(l), *bias_at, 0 if sinks is None else address(sinks),
         0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, address(result.out), address(result.m), address(result.l),
         0, 0, 0, 0, 0, 0, 0, 0,
@@ -244,13 +248,19 @@ def _make_backward(problem: Problem, plan: TilePlan, threads: int) -> _Launch:
     fields["dq_row"] = q_row
     scratch_bytes = TILE_Q * (4 * TILE_K * size + q_row + v_row)
     scratch_bytes += TILE_K * (dim * size + dim_v * size + 2 * q_row + v_row)
+    kernel = _backward.key_units
+    if fields["kind"] == 2 and _host.HAS_BF16_DOT:
+        kernel = _backward.key_units_of_pairs
+        fields["scale_before"], fields["scale_after"] = 1.0, problem.scale  # keys keep their bits
+        scratch_bytes += TILE_Q // 2 * (q_row + v_row) + 3 * TILE_Q * TILE_K * size // 2
+        scratch_bytes += TILE_Q * (q_row + v_row) + TILE_K * q_row
     work = _work(problem, plan, 3 * dim + 2 * dim_v)
     serial = threads == 1 or work < _SERIAL
     items = 1 if serial else min(8 * threads, max(1, work // _ITEM))
     ranges = _ranges(chunks * pairs, items)
     return _Launch(
         plan, (starts, reach), accumulation, accumulation.type(1), template(fields), scratch_bytes, serial,
-        chunks * pairs, ranges, work,
+        chunks * pairs, ranges, work, kernel=kernel,
     )  # fmt: skip
 
 
@@ -267,6 +277,7 @@ def backward(
     l: Array,
     bias: Array | None,
     sinks: Array | None,
+    rest: Array | None = None,
 ) -> AttentionGrads:
     """See ``kernels.contract.Implementation``."""
     batch, heads_q, heads_kv = problem.batch, problem.heads_q, problem.heads_kv
@@ -298,9 +309,12 @@ def backward(
     dq_out = dq if in_place else np.empty((batch, heads_q, len_q, dim), problem.dtype)
 
     bias_at, dbias_at, bias_kind, own_bias_pass = _NO_BIAS, _NO_BIAS, 0, False
-    if bias is not None and dbias is not None:
+    if bias is not None:
         bias, bias_kind = _bias_in(bias, problem.dtype)
-        bias_at, dbias_at = broadcast_at(bias), broadcast_at(dbias)
+        bias_at = broadcast_at(bias)
+    keys_share = bias is not None and bias.shape[3] == 1
+    if bias is not None and dbias is not None and not keys_share:
+        dbias_at = broadcast_at(dbias)
         own_bias_pass = (
             (bias.shape[0] == 1 and batch > 1) or (bias.shape[1] == 1 and heads_kv > 1) or chunks > 1
         )
@@ -311,7 +325,8 @@ def backward(
 
     def values(dbias_at: tuple[int, ...]) -> tuple[int, ...]:
         return (
-            bias_kind, *at(q), *at(k), *at(v), *at(out), 0, address(m), address(l), *bias_at,
+            bias_kind, *at(q), *at(k), *at(v), *at(out), 0, 0 if rest is None else address(rest), address(m),
+            address(l), *bias_at,
             0 if sinks is None else address(sinks), *at(dout), *((0, 0, 0, 0) if dlse is None else at(dlse)),
             address(dq), address(dk), address(dv), address(dq_out), address(e), address(rl),
             0 if dsinks is None else address(dsinks), *dbias_at,
@@ -326,7 +341,7 @@ def backward(
         _run(kernel, where, _ranges(units, 1 if launch.serial else min(items, len(launch.items))), launch)
 
     phase(_backward.row_units, batch * heads_q, batch * heads_q * len_q * dim_v // 50_000)
-    _run(_backward.key_units, ctypes.addressof(keys_call), launch.items, launch)
+    _run(launch.kernel, ctypes.addressof(keys_call), launch.items, launch)
     if layers > 1 or not in_place:
         phase(_backward.reduce_units, batch * heads_q, dq.size // 50_000)
     if in_place:
@@ -335,8 +350,28 @@ def backward(
     if own_bias_pass and dbias is not None:
         rows = launch.plan.row_ptr.shape[1] - 1 if dbias.shape[2] > 1 else 1
         phase(_backward.bias_units, dbias.shape[0] * dbias.shape[1] * rows, launch.work // _ITEM)
+    if keys_share and dbias is not None:
+        dbias[...] = _dbias_of_rows(dbias.shape, m, l, e, dlse, sinks)
     total = None if dsinks is None else dsinks.sum(0).astype(accumulation)
     return AttentionGrads(dq_out, dk, dv, dbias, total)
+
+
+def _dbias_of_rows(
+    shape: tuple[int, ...], m: Array, l: Array, e: Array, dlse: Array | None, sinks: Array | None
+) -> Array:
+    """Gradient of a bias that all keys of a row share, without a look at a pair.
+
+    ``sum_j p_j (dp_j - delta + dlse)``, with ``sum_j p_j dp_j = delta`` and ``sum_j p_j = 1 - p_sink``, is
+    ``p_sink (delta - dlse) + dlse``: nothing without a sink and dlse, where the sum would only round.
+    """
+    rows = np.zeros_like(m) if dlse is None else np.where(l != 0, dlse, 0)
+    if sinks is not None:
+        with np.errstate(invalid="ignore"):  # a sink of -inf in a row that sees nothing
+            share = np.exp(sinks[:, None] - m) / np.where(l != 0, l, 1)
+            rows += np.where((l != 0) & (share != 0), share * e, 0)
+    shared = tuple(axis for axis in range(3) if shape[axis] == 1)
+    total: Array = rows.sum(axis=shared, dtype=np.float64, keepdims=True)
+    return total[..., None]
 
 
 def _key_chunks(plan: TilePlan, pairs: int) -> tuple[Array, Array]:

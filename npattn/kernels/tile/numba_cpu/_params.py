@@ -20,7 +20,7 @@ from npattn.plans.tiles import TilePlan
 
 CALL: Final = (  # noqa: SIM905 (a list of fifty strings reads worse)
     # the arrays of one call and their strides
-    "bias_kind q q_b q_h q_i k k_b k_h k_j v v_b v_h v_j out out_b out_h out_i out_split m l "
+    "bias_kind q q_b q_h q_i k k_b k_h k_j v v_b v_h v_j out out_b out_h out_i out_split rest m l "
     "bias bias_b bias_h bias_i bias_j sinks dout dout_b dout_h dout_i dlse dlse_b dlse_h dlse_i "
     # results of the backward pass and what it keeps between its phases
     "dq dk dv dq_out e rl dsinks dbias dbias_b dbias_h dbias_i dbias_j dbias_heads dbias_batches"
@@ -37,7 +37,8 @@ SHAPE: Final = (  # noqa: SIM905
     # how the work is cut
     "chunks chunk_start reach heads_together splits lazy"
 ).split()
-FLOATS: Final = ("scale_before", "scale_after", "softcap", "keep_factor")
+# of the logits; of their gradients (apart, as bfloat16 keys are not scaled before the product)
+FLOATS: Final = ("scale_before", "scale_after", "grad_before", "grad_after", "softcap", "keep_factor")
 FORWARD_CALL: Final = CALL.index("dout")  # the fields of CALL a forward call fills
 
 _DTYPE = np.dtype([(name, np.int64) for name in CALL + SHAPE] + [(name, np.float64) for name in FLOATS])
@@ -82,6 +83,8 @@ def describe(problem: Problem, plan: TilePlan) -> dict[str, Any]:
         "seed_hi": (problem.seed >> 32) & 0xFFFFFFFF,
         "scale_before": before,
         "scale_after": after,
+        "grad_before": before,
+        "grad_after": after,
         "softcap": problem.softcap,
         "keep_factor": 1.0 / (1.0 - problem.dropout_p),
         "tile_q": plan.tile_q,

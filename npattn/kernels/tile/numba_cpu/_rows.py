@@ -14,6 +14,7 @@ from npattn.kernels._simd.storage import (
     store_half,
     store_pairs,
     store_rounded,
+    store_rounded_pairs,
 )
 from npattn.kernels._simd.transpose import square, square_bfloat, square_half, square_pairs
 from npattn.kernels._simd.vectors import (
@@ -21,6 +22,7 @@ from npattn.kernels._simd.vectors import (
     cast,
     cast_int32,
     fma,
+    keep_where_equal,
     lanes,
     load,
     load_int32,
@@ -30,6 +32,7 @@ from npattn.kernels._simd.vectors import (
     splat,
     store,
     store_scalar,
+    sub,
     vector_bytes,
 )
 
@@ -183,6 +186,24 @@ def round_rows(source, target, row, target_row, rows, vectors, one):
 
 
 @part()
+def round_pairs_of_rows(source, row, target, target_row, rows, vectors, one):
+    """target[r, c] = the pair source[2r, c], source[2r + 1, c] in bfloat16; a row missing at the end is 0."""
+    width = vector_bytes(one)
+    zeros = splat(cast(0.0, one))
+    for r in range((rows + 1) // 2):
+        first = source + 2 * r * row
+        t = target + r * target_row
+        if 2 * r + 1 < rows:
+            for c in range(vectors):
+                store_rounded_pairs(
+                    t + c * width, load(first + c * width, one), load(first + row + c * width, one)
+                )
+        else:
+            for c in range(vectors):
+                store_rounded_pairs(t + c * width, load(first + c * width, one), zeros)
+
+
+@part()
 def store_row(source, target, dim, factor, kind, one):
     """One scratch row times ``factor``, rounded into the caller's array."""
     n = lanes(one)
@@ -205,6 +226,42 @@ def store_row(source, target, dim, factor, kind, one):
             store_bfloat(target + c * n * 2, mul(load(source + c * width, one), scale))
         for c in range(whole, dim):
             store_bfloat(target + c * 2, load_scalar(source + c * size, one) * factor)
+
+
+@part()
+def store_rest(source, target, dim, factor, kind, one):
+    """What ``store_row`` of the same row loses by rounding to 16 bits; 0 where that is no finite number."""
+    n = lanes(one)
+    size = scalar_bytes(one)
+    width = vector_bytes(one)
+    whole = dim // n * n
+    scale = splat(factor)
+    zero = cast(0.0, one)
+    zeros = splat(zero)
+    for c in range(whole // n):
+        value = mul(load(source + c * width, one), scale)
+        at = target + c * n * 2
+        if kind == 1:
+            store_half(at, value)
+            lost = sub(value, load_half(at, one))
+            store_half(at, keep_where_equal(mul(lost, zeros), zero, lost, zeros))
+        else:
+            store_bfloat(at, value)
+            lost = sub(value, load_bfloat(at, one))
+            store_bfloat(at, keep_where_equal(mul(lost, zeros), zero, lost, zeros))
+    for c in range(whole, dim):
+        scalar = load_scalar(source + c * size, one) * factor
+        at = target + c * 2
+        if kind == 1:
+            store_half(at, scalar)
+        else:
+            store_bfloat(at, scalar)
+        rest = scalar - element(at, kind, one)
+        rest = rest if rest * zero == zero else zero
+        if kind == 1:
+            store_half(at, rest)
+        else:
+            store_bfloat(at, rest)
 
 
 @part()
