@@ -35,6 +35,7 @@ class Kernel(NamedTuple):
 
     files: tuple[str, ...]  # below npattn/kernels, in this order
     defines: tuple[tuple[str, str], ...]
+    variant: str = ""  # "a" where it runs on one architecture only: compiled for sm_90a on an sm_90
 
 
 class Launch(NamedTuple):
@@ -160,11 +161,26 @@ def current_device() -> int:
     return int(cupy.cuda.runtime.getDevice())
 
 
+@cache
 def architecture(device: int) -> str:
     """The architecture kernels are compiled for, like "sm_90"."""
     import cupy
 
     return f"sm_{cupy.cuda.Device(device).compute_capability}"
+
+
+def opted_in(variable: str) -> bool:
+    """Whether the environment variable asks for what is off by default; read at every call.
+
+    Raises
+    ------
+    ValueError
+        When it is set to anything but "1", "0" or nothing.
+    """
+    value = os.environ.get(variable, "")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"{variable} must be 1 (on), 0 or unset (off), got {value!r}: see docs/gpu.md")
+    return value == "1"
 
 
 def compile_cubin(text: str, arch: str, options: tuple[str, ...] = ()) -> tuple[bytes, str]:
@@ -266,7 +282,7 @@ def _function(launch: Launch, device: int) -> Any:
         import cupy
 
         with _lock:
-            path = _cubin_file(launch.kernel, architecture(device))
+            path = _cubin_file(launch.kernel, architecture(device) + launch.kernel.variant)
             function = cupy.RawModule(path=str(path)).get_function(launch.entry)
             _functions[key] = function
     if launch.shared_bytes > 48 * 1024:
@@ -293,6 +309,7 @@ __all__ = [
     "compile_cubin",
     "current_device",
     "device_of",
+    "opted_in",
     "pointer",
     "processors",
     "require_gpu_array",

@@ -22,7 +22,7 @@ struct alignas(16) Bytes16 { u32 x[4]; };
 
 #ifndef CUDA_HOST_SHIM
 
-#define DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
 
 namespace dev {
 
@@ -106,6 +106,11 @@ __device__ __forceinline__ void copy_async16(void* shared, const void* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(shared_address(shared)), "l"(global) : "memory");
 }
 __device__ __forceinline__ void copy_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// This thread's copies in groups: one ends at each commit; wait until at most the last PENDING groups are on their way.
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING> __device__ __forceinline__ void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
+}
 
 }  // namespace dev
 #endif  // CUDA_HOST_SHIM

@@ -14,6 +14,7 @@
 //   deadlock          a meeting that not all its threads reach ends the launch with a message
 //   mixed collectives threads of a warp that meet at different ones end the launch
 //   alignment         of cp.async and ldmatrix addresses is checked
+//   sm_90a            wgmma, mbarrier, the async proxy: hopper_host.h, which is read behind this file
 //
 // It knows nothing of memory order, bank conflicts or speed, nor of what the PTX strings in device.cuh say.
 #pragma once
@@ -52,13 +53,15 @@ struct Meeting {                        // one rendezvous; reused by the next on
     const void* kind = nullptr;         // what is being done together: all must have come for the same
     void* payload[32];
 };
-struct PendingCopy { void* to; const void* from; };
+struct PendingCopy { void* to; const void* from; int group; };
 struct Fiber {
     void* stack_pointer;
     Index thread;
     int number;
     bool finished;
     std::vector<PendingCopy> copies;    // cp.async not yet waited for
+    int group;                          // cp.async.commit_group so far
+    std::vector<unsigned char*> unpublished;  // 16 bytes each that wgmma does not see yet (hopper_host.h)
 };
 
 constexpr size_t STACK_BYTES = 192 << 10;
@@ -66,7 +69,10 @@ constexpr size_t FENCE_BYTES = 1024;    // behind dynamic shared memory, must st
 static std::vector<Fiber> fibers;
 static std::vector<int> turn_of, place_of;      // order in which fibers get their turn, and its inverse
 static std::vector<Meeting> warps;
-static std::vector<char> stacks, shared;
+static std::vector<char> stacks, shared, seen_by_wgmma;
+static bool tracks_proxies;
+static void (*at_block_start)();
+static const char* (*at_thread_end)();  // why the thread should not have ended, or null
 static size_t shared_bytes;
 static Fiber* running;
 static void* launcher_stack;
@@ -133,6 +139,7 @@ template <class Work> inline void warp_meet(void* payload, Work&& work) {
 static void fiber_main() {
     kernel(kernel_params);
     if (!running->copies.empty()) fail("a thread ended with cp.async copies it never waited for");
+    if (const char* why = at_thread_end()) fail(why);
     running->finished = true, --num_alive, idle_switches = 0;
     if (barrier.arrived && barrier.arrived == num_alive) barrier.arrived = 0, ++barrier.turn;  // the exited count
     run_another(true);
@@ -150,25 +157,28 @@ static void run_block() {
         stay_in_warp = false;
     }
     for (int i = 0; i < num_threads; ++i) place_of[turn_of[i]] = i;
-    memset(shared.data(), 0xff, shared.size());
+    memset(shared.data(), 0xff, shared.size()), memset(seen_by_wgmma.data(), 0xff, seen_by_wgmma.size());
+    tracks_proxies = false, at_block_start();
     for (int i = 0; i < num_threads; ++i) {
         void** top = (void**)((uintptr_t)(stacks.data() + (i + 1) * STACK_BYTES) & ~(uintptr_t)63);
         *--top = nullptr, *--top = (void*)fiber_main, top -= 6;  // return address, then six saved registers
         memset(top, 0, 48);
         fibers[i].stack_pointer = top, fibers[i].number = i, fibers[i].finished = false, fibers[i].copies.clear();
+        fibers[i].group = 0, fibers[i].unpublished.clear();
         fibers[i].thread = {i % block_dim.x, i / block_dim.x % block_dim.y, i / block_dim.x / block_dim.y};
     }
     num_alive = num_threads, idle_switches = 0, running = &fibers[turn_of[0]];
     host_switch(&launcher_stack, running->stack_pointer);
 }
 inline unsigned char* dynamic_shared() { return (unsigned char*)(((uintptr_t)shared.data() + 1023) & ~(uintptr_t)1023); }
+inline unsigned char* async_shared() { return (unsigned char*)seen_by_wgmma.data(); }
 
 static const char* launch(void (*body)(const void*), const unsigned* grid, const unsigned* block, size_t bytes, const void* params) {
     message[0] = 0;
     grid_dim = {grid[0], grid[1], grid[2]}, block_dim = {block[0], block[1], block[2]};
     num_threads = block[0] * block[1] * block[2];
     if (num_threads % 32) return "the block is not a whole number of warps";
-    shared_bytes = bytes, shared.assign(bytes + FENCE_BYTES + 1024, 0);
+    shared_bytes = bytes, shared.assign(bytes + FENCE_BYTES + 1024, 0), seen_by_wgmma.assign(bytes, 0);
     kernel = body, kernel_params = params;
     for (unsigned z = 0; z < grid[2]; ++z) for (unsigned y = 0; y < grid[1]; ++y) for (unsigned x = 0; x < grid[0]; ++x) {
         block_index = {x, y, z};
@@ -313,10 +323,18 @@ inline void copy_async16(void* to, const void* from) {
     if (((uintptr_t)to | (uintptr_t)from) & 15) host::fail("cp.async: an address is not aligned to 16 bytes");
     if ((unsigned char*)to < host::dynamic_shared() || (unsigned char*)to + 16 > host::dynamic_shared() + host::shared_bytes)
         host::fail("cp.async: the target is outside shared memory");
-    host::running->copies.push_back({to, from});
+    host::running->copies.push_back({to, from, host::running->group});
 }
-inline void copy_async_wait_all() {
-    for (auto& c : host::running->copies) memcpy(c.to, c.from, 16);
-    host::running->copies.clear();
+inline void land_copies(int before_group) {
+    auto& copies = host::running->copies;
+    size_t n = 0;
+    for (; n < copies.size() && copies[n].group < before_group; ++n) {
+        memcpy(copies[n].to, copies[n].from, 16);
+        if (host::tracks_proxies) host::running->unpublished.push_back((unsigned char*)copies[n].to);
+    }
+    copies.erase(copies.begin(), copies.begin() + n);
 }
+inline void copy_async_wait_all() { land_copies(host::running->group + 1); }
+inline void copy_async_commit() { ++host::running->group; }
+template <int PENDING> inline void copy_async_wait() { land_copies(host::running->group - PENDING); }
 }  // namespace dev

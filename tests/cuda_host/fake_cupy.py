@@ -117,6 +117,7 @@ def installed() -> Iterator[Any]:
     replaced = {
         "why_unavailable": lambda: None,
         "current_device": lambda: 0,
+        "architecture": lambda device: "sm_90",
         "processors": lambda device: 4,
         "shared_limit": lambda device: 227 * 1024,
         "run": host.run,

@@ -19,6 +19,7 @@ from pathlib import Path
 from npattn.kernels._cuda import Kernel, Launch, source_text
 
 HEADER = Path(__file__).with_name("cuda_host.h")
+HEADERS = (HEADER, HEADER.with_name("hopper_host.h"))
 FLAGS = ("-std=c++17", "-O1", "-mf16c", "-fPIC", "-w", "-fno-strict-aliasing")
 
 
@@ -56,11 +57,12 @@ def _compile(arguments: list[str], target: Path) -> None:
 
 @cache
 def _header() -> Path:
-    """cuda_host.h, precompiled beside a copy of it."""
-    digest = hashlib.sha256(HEADER.read_bytes() + repr(FLAGS).encode()).hexdigest()[:16]
+    """Both headers as one file, precompiled."""
+    text = b"".join(header.read_bytes() for header in HEADERS)
+    digest = hashlib.sha256(text + repr(FLAGS).encode()).hexdigest()[:16]
     copy = _folder() / f"cuda_host_{digest}.h"
     if not copy.with_name(copy.name + ".gch").exists():
-        copy.write_bytes(HEADER.read_bytes())
+        copy.write_bytes(text)
         _compile(["-x", "c++-header", str(copy)], copy.with_name(copy.name + ".gch"))
     return copy
 

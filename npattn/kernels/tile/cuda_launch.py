@@ -85,16 +85,25 @@ _BACKWARD_COLS: Final = {  # dk and dv
     (8, 128): Config(2, 1, 16, 1, 64),
     (8, 256): Config(1, 1, 16, 1, 64),
 }
+_FORWARD_WGMMA: Final = {
+    (2, 64): Config(8, 1, 128, 2, 64),
+    (2, 128): Config(8, 1, 128, 2, 128),
+}
 _TABLES: Final = {
     "forward": _FORWARD,
+    "forward_wgmma": _FORWARD_WGMMA,
     "decode": _DECODE,
     "backward_rows": _BACKWARD_ROWS,
     "backward_cols": _BACKWARD_COLS,
     "dbias": _BACKWARD_ROWS | {(2, 64): Config(4, 1, 32, 1, 64)},
 }
 _FILES: Final = {
-    "forward": ("device.cuh", "tile/tile.cuh", "tile/forward.cu"),
-    "decode": ("device.cuh", "tile/tile.cuh", "tile/forward.cu", "tile/merge.cu"),
+    "forward": ("device.cuh", "tile/tile.cuh", "tile/softmax.cuh", "tile/forward.cu"),
+    "forward_wgmma": (
+        *("device.cuh", "hopper.cuh", "tile/tile.cuh", "tile/softmax.cuh"),
+        "tile/forward_wgmma.cu",
+    ),
+    "decode": ("device.cuh", "tile/tile.cuh", "tile/softmax.cuh", "tile/forward.cu", "tile/merge.cu"),
     "backward_rows": ("device.cuh", "tile/tile.cuh", "tile/pairs.cuh", "tile/backward_rows.cu"),
     "backward_cols": ("device.cuh", "tile/tile.cuh", "tile/pairs.cuh", "tile/backward_cols.cu"),
     "dbias": ("device.cuh", "tile/tile.cuh", "tile/pairs.cuh", "tile/backward_bias.cu"),
@@ -103,10 +112,19 @@ _FILES: Final = {
 PARAMS: Final = struct_dtype("tile/tile.cuh", "Params")
 MAX_HEAD_DIM: Final = 256
 DELTA_WARPS: Final = 4
+#: Threads of a block of forward_wgmma.cu that copy.
+COPIERS: Final = 128
 
 
-def tile_shape(problem: Problem) -> tuple[int, int]:
+def fits_wgmma(problem: Problem) -> bool:
+    """Whether forward_wgmma.cu takes the problem (on an sm_90)."""
+    return problem.dtype.itemsize == 2 and max(problem.head_dim, problem.head_dim_v) <= 128
+
+
+def tile_shape(problem: Problem, wgmma: bool = False) -> tuple[int, int]:
     """(tile_q, tile_k) that every kernel's blocks and steps divide."""
+    if wgmma:
+        return 128, 128
     wide = problem.dtype.itemsize > 2 or max(problem.head_dim, problem.head_dim_v) > 128
     return (64 if wide else 128), 64
 
@@ -116,13 +134,20 @@ def padded(dim: int) -> int:
     return max(16, -(-dim // 16) * 16)
 
 
+def _panels(dim: int) -> int:
+    """``head_dim`` as forward_wgmma.cu sees it: one or two panels of 64."""
+    return 64 if dim <= 64 else 128
+
+
 @lru_cache(maxsize=256)
-def config(family: str, c_type: str, head_dim: int, head_dim_v: int, has_bias: bool = False) -> Config:
+def config(family: str, c_type: str, head_dim: int, head_dim_v: int) -> Config:
     """The table's entry, its accumulator no wider than need be."""
     itemsize = {"f16": 2, "bf16": 2, "float": 4, "double": 8}[c_type]
     dims = padded(head_dim), padded(head_dim_v)
     limit = next(size for size in (64, 128, 256) if max(dims) <= size)
     found = _TABLES[family][itemsize, limit]
+    if family == "forward_wgmma":
+        return found._replace(out_cols=_panels(head_dim_v))
     columns = {"forward": dims[1], "decode": dims[1], "backward_rows": dims[0], "dbias": 16}
     return found._replace(out_cols=min(found.out_cols, columns.get(family, max(dims))))
 
@@ -140,10 +165,16 @@ def specialise(
 ) -> Kernel:
     """The source files and macros of one kernel."""
     cut = config(family, c_type, head_dim, head_dim_v)
+    wgmma = family == "forward_wgmma"
+    round_up = _panels if wgmma else padded
+    if wgmma and max(head_dim, head_dim_v) > 64 and (has_bias or has_softcap or has_dropout):
+        cut = cut._replace(
+            step=64
+        )  # 128 columns of weights beside what these need would not fit into 232 registers
     defines = {
         "T": c_type,
-        "HEAD_DIM": padded(head_dim),
-        "HEAD_DIM_V": padded(head_dim_v),
+        "HEAD_DIM": round_up(head_dim),
+        "HEAD_DIM_V": round_up(head_dim_v),
         "HAS_BIAS": int(has_bias),
         "HAS_SOFTCAP": int(has_softcap),
         "HAS_DROPOUT": int(has_dropout),
@@ -155,7 +186,8 @@ def specialise(
         "STAGES": cut.stages,
         "OUT_COLS": cut.out_cols,
     }
-    return Kernel(_FILES[family], tuple((name, str(value)) for name, value in defines.items()))
+    values = tuple((name, str(value)) for name, value in defines.items())
+    return Kernel(_FILES[family], values, "a" if wgmma else "")
 
 
 def kernel_of(family: str, problem: Problem, paged: bool = False) -> tuple[Kernel, Config]:
@@ -178,6 +210,8 @@ def shared_bytes(family: str, kernel: Kernel, itemsize: int) -> int:
     d = dict(kernel.defines)
     dim, dim_v, out_cols, step = (int(d[n]) for n in ("HEAD_DIM", "HEAD_DIM_V", "OUT_COLS", "STEP"))
     block, stages = 16 * int(d["WARPS"]) * int(d["FRAGS"]), int(d["STAGES"])
+    if family == "forward_wgmma":
+        return block * dim * 2 + stages * (step * (dim + dim_v) * 2 + 4 * 8 + 4)
     if family in ("forward", "decode"):
         stage = _tile_bytes(step, dim, itemsize) + _tile_bytes(step, out_cols, itemsize)
         return _tile_bytes(block, dim, itemsize) + stages * stage
@@ -261,8 +295,16 @@ def _aligned(*arrays: Any) -> bool:
     return True
 
 
-def forward_launches(problem: Problem, plan: TilePlan, arrays: dict[str, Any]) -> list[Launch]:
-    """One launch that writes out, m and l."""
+def forward_launches(
+    problem: Problem, plan: TilePlan, arrays: dict[str, Any], wgmma: bool = False
+) -> list[Launch]:
+    """One launch that writes out, m and l. ``wgmma``: by forward_wgmma.cu, where the plan's tiles allow it."""
+    if wgmma and plan.tile_q % 128 == plan.tile_k % 128 == 0:
+        kernel, cut = kernel_of("forward_wgmma", problem)
+        params = params_of(problem, plan, arrays)
+        grid = problem.batch * problem.heads_q * -(-problem.len_q // cut.block)
+        size = shared_bytes("forward_wgmma", kernel, problem.dtype.itemsize)
+        return [Launch(kernel, "attention_forward_wgmma", grid, 32 * cut.warps + COPIERS, size, params)]
     kernel, cut = kernel_of("forward", problem)
     params = params_of(problem, plan, arrays)
     chunks = -(-padded(problem.head_dim_v) // cut.out_cols)

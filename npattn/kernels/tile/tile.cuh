@@ -5,7 +5,7 @@
 //   T                          element type: f16, bf16, float or double
 //   HEAD_DIM, HEAD_DIM_V       rounded up to a multiple of 16; the rest is filled with zeros
 //   HAS_BIAS HAS_SOFTCAP HAS_DROPOUT PAGED   0 or 1
-//   WARPS                      warps of a block
+//   WARPS                      warps of a block (forward_wgmma.cu: those that own rows)
 //   FRAGS                      16-row fragments a warp owns; a block owns BLOCK = 16 * WARPS * FRAGS rows
 //   STEP                       columns (keys, or queries in the dk/dv pass) read into shared memory at a time
 //   STAGES                     2: the next step is copied while this one is computed; 1: one after the other
@@ -397,14 +397,15 @@ __device__ __forceinline__ void find_bad_rows(Tile<T, COLS> tile, int rows, int 
     }
 }
 
-// acc += p times the inf and NaN of the bad rows, columns from first_col on; row_pointer(r) is row r in memory.
-template <int N, int COLS, class RowPointer>
-__device__ __forceinline__ void add_bad_rows(Acc (&acc)[FRAGS][N][4], const Acc (&p)[FRAGS][STEP / 8][4], Tile<T, COLS> tile,
-                                             int first_col, int cols, RowPointer row_pointer) {
+// acc += p times the inf and NaN of the rows that is_bad(r) (the same for the whole warp), columns from first_col on;
+// row_pointer(r) is row r in memory.
+template <int N, class IsBad, class RowPointer>
+__device__ __forceinline__ void add_bad_rows_if(Acc (&acc)[FRAGS][N][4], const Acc (&p)[FRAGS][STEP / 8][4], IsBad is_bad,
+                                                int first_col, int cols, RowPointer row_pointer) {
     const int lane = threadIdx.x & 31;
 #pragma unroll 1
     for (int j = 0; j < STEP; ++j) {
-        if (!*bad_row(tile, j)) continue;
+        if (!is_bad(j)) continue;
         const T* const row = row_pointer(j) + first_col + (lane & 3) * 2;
 #pragma unroll
         for (int r = 0; r < 2 * FRAGS; ++r) {
@@ -426,6 +427,11 @@ __device__ __forceinline__ void add_bad_rows(Acc (&acc)[FRAGS][N][4], const Acc 
                 }
         }
     }
+}
+template <int N, int COLS, class RowPointer>  // those that find_bad_rows marked
+__device__ __forceinline__ void add_bad_rows(Acc (&acc)[FRAGS][N][4], const Acc (&p)[FRAGS][STEP / 8][4], Tile<T, COLS> tile,
+                                             int first_col, int cols, RowPointer row_pointer) {
+    add_bad_rows_if(acc, p, [&](int j) { return *bad_row(tile, j) != 0; }, first_col, cols, row_pointer);
 }
 
 // The logit of one visible pair from its dot product. `capped` is what softcap made of it, for the backward pass.
