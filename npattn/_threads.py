@@ -24,10 +24,10 @@ class _Pool:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.queue: SimpleQueue[_Job] = SimpleQueue()
+        self.queue: SimpleQueue[Any] = SimpleQueue()
         self.helpers = 0
 
-    def ask(self, job: "_Job", count: int) -> None:
+    def ask(self, job: Any, count: int) -> None:
         """Offer ``job`` to ``count`` helpers, starting those that are missing."""
         if self.helpers < count:
             with self.lock:
@@ -97,7 +97,7 @@ class _Job:
         self.items.clear()
 
 
-def _serve(queue: "SimpleQueue[_Job]") -> None:
+def _serve(queue: "SimpleQueue[Any]") -> None:
     while True:
         queue.get().help()
 
@@ -105,6 +105,10 @@ def _serve(queue: "SimpleQueue[_Job]") -> None:
 _pool = _Pool()
 _threads: int | None = None
 _local = threading.local()
+_asked = np.zeros(1, np.int64)
+
+#: Address of a word that changes whenever ``run`` needs helpers: who waits for other work then returns.
+asked_at: int = _asked.__array_interface__["data"][0]
 
 
 def get_num_threads() -> int:
@@ -193,9 +197,15 @@ def run(function: Callable[[Any], None], items: list[Any]) -> None:
         trim_scratch()
         return
     job = _Job(function, items)
+    _asked[0] += 1
     _pool.ask(job, helpers)
     job.work()
     job.close()
+
+
+def ask(job: Any, count: int) -> None:
+    """Let ``count`` helpers call ``job.help()``, each as soon as it is free."""
+    _pool.ask(job, count)
 
 
 def scratch(size: int) -> int:
@@ -230,4 +240,4 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-__all__ = ["get_num_threads", "run", "scratch", "set_num_threads", "trim_scratch"]
+__all__ = ["ask", "asked_at", "get_num_threads", "run", "scratch", "set_num_threads", "trim_scratch"]

@@ -56,7 +56,14 @@ TOOLS = ("_cli", "testing")
 
 #: third-party package -> modules (or packages) that may import it; "*" stands for one name
 HOMES = {
-    "numba": ("kernels._jit", "kernels._parts", "kernels._simd", "kernels.*.numba_cpu", *TOOLS),
+    "numba": (
+        "kernels._jit",
+        "kernels._parts",
+        "kernels._simd",
+        "kernels._team",
+        "kernels.*.numba_cpu",
+        *TOOLS,
+    ),
     "llvmlite": ("kernels._jit", "kernels._parts", "kernels._simd", "kernels.*.numba_cpu", *TOOLS),
     "cupy": ("kernels._cuda", "kernels.*.cupy_cuda", *TOOLS),
     "cupy_backends": ("kernels._cuda",),

@@ -8,20 +8,25 @@ import numpy as np
 
 from npattn._arrays import accumulation_dtype
 from npattn._typing import Array
+from npattn.kernels.linear import product
 
 
 def matmul(a: Array, b: Array) -> Array:
     """``a @ b`` in the dtype both promote to."""
-    product: Array = a @ b
-    return product.astype(_common(a, b), copy=False)
+    kernel = product(a, b)
+    if kernel is not None:
+        c: Array = kernel(a, b)
+        return c
+    c = a @ b
+    return c.astype(_common(a, b), copy=False)
 
 
 def einsum(subscripts: str, a: Array, b: Array) -> Array:
     """``np.einsum(subscripts, a, b)`` in the dtype both promote to."""
     dtype = _common(a, b)
     wide = accumulation_dtype(dtype)
-    product: Array = np.einsum(subscripts, a.astype(wide, copy=False), b.astype(wide, copy=False))
-    return product.astype(dtype, copy=False)
+    result: Array = np.einsum(subscripts, a.astype(wide, copy=False), b.astype(wide, copy=False))
+    return result.astype(dtype, copy=False)
 
 
 def sum_rows(rows: Array) -> Array:

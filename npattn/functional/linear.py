@@ -2,7 +2,7 @@
 
 from npattn._typing import Array
 from npattn.functional._products import matmul
-from npattn.kernels.linear import implementation
+from npattn.kernels.linear import few_rows
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
@@ -31,8 +31,8 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     array([3.5, 6. ])
     """
     rows = x.reshape(-1, x.shape[-1])
-    kernel = implementation(rows, weight)
-    y: Array = matmul(rows, weight.T) if kernel is None else kernel.rows(rows, weight)
+    kernel = few_rows(rows, weight)
+    y: Array = matmul(rows, weight.T) if kernel is None else kernel(rows, weight)
     if bias is not None:
         y += bias
     return y.reshape(*x.shape[:-1], weight.shape[0])

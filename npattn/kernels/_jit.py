@@ -28,7 +28,13 @@ from numba.core import caching
 
 from npattn.kernels._simd import _host
 
-_COMPILED = {"_jit", "_parts", "_simd", "numba_cpu"}  # files and folders of this name hold compiled code
+_COMPILED = {
+    "_jit",
+    "_parts",
+    "_simd",
+    "_team",
+    "numba_cpu",
+}  # files and folders of this name hold compiled code
 
 INTERPRETED = bool(numba.config.DISABLE_JIT)
 """NUMBA_DISABLE_JIT is set: explicit vectors cannot run interpreted, so these kernels decline all work."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from npattn._arrays import array_module
 from npattn._typing import Array, Grads, Pullback
+from npattn.functional._heads import merge_heads, split_heads
 from npattn.functional.attention import attention, attention_vjp
 from npattn.functional.weights import attention_weights
 from npattn.masks import Causal, Dense, Mask, Window
@@ -178,7 +179,9 @@ class MultiHeadAttention(Layer):
         if cache is not None:
             return self._with_cache(x, context, mask, positions, cache, lengths, seed)
         q, k, v = self._project(x, context, positions)
-        return self.out(_merged(attention(q, k, v, **self._options(q, k, context, mask, positions, seed))))
+        return self.out(
+            merge_heads(attention(q, k, v, **self._options(q, k, context, mask, positions, seed)))
+        )
 
     def vjp(
         self,
@@ -197,11 +200,11 @@ class MultiHeadAttention(Layer):
         attended, back_attention = attention_vjp(
             q, k, v, **self._options(q, k, context, mask, positions, seed)
         )
-        y, back_out = self.out.vjp(_merged(attended))
+        y, back_out = self.out.vjp(merge_heads(attended))
 
         def pullback(dy: Array) -> tuple[Any, Grads]:
             dattended, out = back_out(dy)
-            dq, dk, dv = back_attention(_heads(dattended, self.num_heads))[:3]
+            dq, dk, dv = back_attention(split_heads(dattended, self.num_heads))[:3]
             dx, query = back_query(dq)
             dcontext, key = back_key(dk)
             dv, value = back_value(dv)
@@ -258,7 +261,7 @@ class MultiHeadAttention(Layer):
 
     def _head(self, which: str, x: Array, positions: Any) -> Array:
         """Project, normalise and rotate: (..., length, embed_dim) -> (..., heads, length, head_dim)."""
-        h = _heads(getattr(self, which)(x), self._count(which))
+        h = split_heads(getattr(self, which)(x), self._count(which))
         if which != "value":
             norm = getattr(self, f"{which}_norm")
             h = h if norm is None else norm(h)
@@ -268,7 +271,7 @@ class MultiHeadAttention(Layer):
     def _head_vjp(self, which: str, x: Array, positions: Any) -> tuple[Array, Pullback]:
         """``_head`` and its pullback dh -> (dx, grads of the projection, "norm" being the norm's weight)."""
         h, back_linear = getattr(self, which).vjp(x)
-        h = _heads(h, self._count(which))
+        h = split_heads(h, self._count(which))
         norm = None if which == "value" else getattr(self, f"{which}_norm")
         back_norm: Pullback | None = None
         back_rotary: Pullback | None = None
@@ -283,7 +286,7 @@ class MultiHeadAttention(Layer):
                 dh, _ = back_rotary(dh)
             if back_norm is not None:
                 dh, dnorm = back_norm(dh)
-            dx, grads = back_linear(_merged(dh))
+            dx, grads = back_linear(merge_heads(dh))
             return dx, {**grads, "norm": dnorm["weight"]} if dnorm else grads
 
         return h, pullback
@@ -340,7 +343,7 @@ class MultiHeadAttention(Layer):
             options["bias"] = self.alibi.between(xp.asarray(positions), xp.asarray(cache.positions))
         if seed is not None and self.dropout_p > 0.0:
             options.update(dropout_p=self.dropout_p, seed=seed)
-        return self.out(_merged(cache.attention(q, query_lengths=lengths, **options)))
+        return self.out(merge_heads(cache.attention(q, query_lengths=lengths, **options)))
 
 
 @dataclass(init=False, eq=False, repr=False)
@@ -440,8 +443,8 @@ class LinearMultiHeadAttention(Layer):
 
         source = x if context is None else context
         q, k, v = self.query(x), self.key(source), self.value(source)
-        q, k, v = (_heads(h, self.num_heads) for h in (q, k, v))
-        return self.out(_merged(linear_attention(q, k, v, **self._options())))
+        q, k, v = (split_heads(h, self.num_heads) for h in (q, k, v))
+        return self.out(merge_heads(linear_attention(q, k, v, **self._options())))
 
     def vjp(self, x: Array, context: Array | None = None) -> tuple[Array, Pullback]:
         """Output and pullback dy -> (dx, grads), or ((dx, dcontext), grads) when context was given."""
@@ -451,16 +454,16 @@ class LinearMultiHeadAttention(Layer):
         q, back_query = self.query.vjp(x)
         k, back_key = self.key.vjp(source)
         v, back_value = self.value.vjp(source)
-        q, k, v = (_heads(h, self.num_heads) for h in (q, k, v))
+        q, k, v = (split_heads(h, self.num_heads) for h in (q, k, v))
         attended, back_attention = linear_attention_vjp(q, k, v, **self._options())
-        y, back_out = self.out.vjp(_merged(attended))
+        y, back_out = self.out.vjp(merge_heads(attended))
 
         def pullback(dy: Array) -> tuple[Any, Grads]:
             dattended, out = back_out(dy)
-            dq, dk, dv = back_attention(_heads(dattended, self.num_heads))[:3]
-            dx, query = back_query(_merged(dq))
-            dcontext, key = back_key(_merged(dk))
-            dv, value = back_value(_merged(dv))
+            dq, dk, dv = back_attention(split_heads(dattended, self.num_heads))[:3]
+            dx, query = back_query(merge_heads(dq))
+            dcontext, key = back_key(merge_heads(dk))
+            dv, value = back_value(merge_heads(dv))
             dcontext += dv
             grads = join(("query", query), ("key", key), ("value", value), ("out", out))
             if context is None:
@@ -534,17 +537,6 @@ def check_dropout(dropout_p: float) -> float:
 
 def _as_mask(mask: Mask | Array) -> Mask:
     return mask if isinstance(mask, Mask) else Dense(mask)
-
-
-def _heads(x: Array, heads: int) -> Array:
-    """(..., length, heads · dim) -> (..., heads, length, dim), a view."""
-    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).swapaxes(-3, -2)
-
-
-def _merged(x: Array) -> Array:
-    """(..., heads, length, dim) -> (..., length, heads · dim)."""
-    x = x.swapaxes(-3, -2)
-    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
 
 
 __all__ = [

@@ -4,8 +4,8 @@ import math
 from collections.abc import Collection, Mapping
 from typing import ClassVar
 
-from npattn._typing import Array
-from npattn.kernels.pointwise import implementation
+from npattn._typing import Array, Grads
+from npattn.kernels.pointwise import implementations
 from npattn.optim.optimizer import Optimizer, in_unit, not_negative
 
 
@@ -43,6 +43,7 @@ class Adam(Optimizer):
     """
 
     slots: ClassVar[tuple[str, ...]] = ("m", "v")
+    _decays_gradient: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -56,21 +57,26 @@ class Adam(Optimizer):
         self.betas = (in_unit("betas[0]", betas[0]), in_unit("betas[1]", betas[1]))
         self.eps = not_negative("eps", eps)
         self.weight_decay = not_negative("weight_decay", weight_decay)
-        self._step_size = self._root = 0.0
 
-    def _begin(self, lr: float) -> None:
-        self._step_size = lr / (1.0 - self.betas[0] ** self.steps)
-        self._root = 1.0 / math.sqrt(1.0 - self.betas[1] ** self.steps)
+    def _update(self, lr: float, grads: Grads) -> None:
+        names = list(self.parameters)
+        parameters = [self.parameters[name] for name in names]
+        gs = [grads[name] for name in names]
+        decay = self.weight_decay
+        if decay and self._decays_gradient:
+            gs = [g + decay * p for g, p in zip(gs, parameters, strict=True)]
+        ms, vs = ([self._slots[slot][name] for name in names] for slot in self.slots)
+        shrinks = [self._shrink(lr, name) for name in names]
+        step_size = lr / (1.0 - self.betas[0] ** self.steps)
+        root = 1.0 / math.sqrt(1.0 - self.betas[1] ** self.steps)
+        columns = (parameters, gs, ms, vs)
+        for module, rows in implementations(*columns):
+            chosen = [[column[row] for row in rows] for column in (*columns, shrinks)]
+            module.adam(*chosen, self.betas, step_size, root, self.eps)
 
-    def _update(self, lr: float, name: str, parameter: Array, grad: Array, *kept: Array) -> None:
-        if self.weight_decay:
-            grad = grad + self.weight_decay * parameter
-        self._adam(parameter, grad, kept, 1.0)
-
-    def _adam(self, parameter: Array, grad: Array, kept: tuple[Array, ...], shrink: float) -> None:
-        m, v = kept
-        step = implementation(parameter, grad, m, v).adam
-        step(parameter, grad, m, v, self.betas, self._step_size, self._root, self.eps, shrink)
+    def _shrink(self, lr: float, name: str) -> float:
+        """What the parameter is multiplied by, beside Adam's step."""
+        return 1.0
 
 
 class AdamW(Adam):
@@ -107,6 +113,8 @@ class AdamW(Adam):
     (0.95, 1.0)
     """
 
+    _decays_gradient = False
+
     def __init__(
         self,
         parameters: Mapping[str, Array],
@@ -124,9 +132,8 @@ class AdamW(Adam):
             raise ValueError(f"decay names parameters there are not: {', '.join(unknown)}")
         self.decay = frozenset(decay)
 
-    def _update(self, lr: float, name: str, parameter: Array, grad: Array, *kept: Array) -> None:
-        shrink = 1.0 - lr * self.weight_decay if name in self.decay else 1.0
-        self._adam(parameter, grad, kept, shrink)
+    def _shrink(self, lr: float, name: str) -> float:
+        return 1.0 - lr * self.weight_decay if name in self.decay else 1.0
 
 
 __all__ = ["Adam", "AdamW"]

@@ -5,8 +5,8 @@ from typing import Final
 
 import numpy as np
 
-from npattn._arrays import accumulation_dtype
 from npattn._typing import Array, Grads
+from npattn.kernels.pointwise import implementations
 from npattn.optim.optimizer import not_negative
 
 #: Smaller sums of squares have lost digits to float32's least number.
@@ -39,32 +39,27 @@ def clip_by_global_norm(grads: Grads, limit: float) -> tuple[Grads, float]:
     (5.0, array([0.6]), array([0.8]))
     """
     limit = not_negative("limit", limit)
-    norm = math.hypot(*(_norm(grad) for grad in grads.values()))
+    names, arrays = list(grads), list(grads.values())
+    parts = implementations(arrays)
+    chosen = [(module, [arrays[row] for row in rows], rows) for module, rows in parts]
+    with np.errstate(over="ignore", under="ignore"):
+        square = sum(module.square_sum(some) for module, some, _ in chosen)
+    norm = math.sqrt(square) if _LOW < square < math.inf else math.hypot(*map(_norm, arrays))
     if norm <= limit:
         return dict(grads), norm
-    scale = limit / norm
-    return {name: _scaled(grad, scale) for name, grad in grads.items()}, norm
-
-
-def _scaled(grad: Array, scale: float) -> Array:
-    """``grad · scale``, rounded once: the scale itself may be beneath float16's range."""
-    wide = accumulation_dtype(grad.dtype)
-    scaled: Array = grad.astype(wide, copy=False) * wide.type(scale)
-    return scaled.astype(grad.dtype, copy=False)
+    scaled: dict[int, Array] = {}
+    for module, some, rows in chosen:
+        scaled.update(zip(rows, module.scaled(some, limit / norm), strict=True))
+    return {name: scaled[row] for row, name in enumerate(names)}, norm
 
 
 def _norm(grad: Array) -> float:
-    flat = grad.reshape(-1)
-    flat = flat.astype(accumulation_dtype(flat.dtype), copy=False)
-    with np.errstate(over="ignore", under="ignore"):
-        square = float(flat @ flat)
-    if _LOW < square < math.inf or not flat.size:
-        return math.sqrt(square)
-    # The squares leave the dtype's range, the norm need not.
-    largest = float(abs(flat).max())
+    """Of squares that leave the dtype's range though the norm need not."""
+    flat = grad.reshape(-1).astype("float64")
+    largest = float(abs(flat).max()) if flat.size else 0.0
     if largest == 0.0 or not math.isfinite(largest):
         return largest
-    flat = flat.astype("float64") / largest
+    flat /= largest
     return largest * math.sqrt(float(flat @ flat))
 
 

@@ -57,10 +57,7 @@ class Optimizer:
         check_same(grads, self.parameters, "gradients")
         rate = self.lr if lr is None else not_negative("lr", lr)
         self.steps += 1
-        self._begin(rate)
-        for name, parameter in self.parameters.items():
-            kept = [self._slots[slot][name] for slot in self.slots]
-            self._update(rate, name, parameter, grads[name], *kept)
+        self._update(rate, grads)
 
     def state(self) -> dict[str, Array]:
         """Everything a resumed run needs, as a flat dict of copies: "steps" and "<slot>.<parameter>"."""
@@ -87,11 +84,8 @@ class Optimizer:
             array[...] = array_module(array).asarray(state[name])
         self.steps = int(state["steps"])
 
-    def _begin(self, lr: float) -> None:
-        """What one step computes once."""
-
-    def _update(self, lr: float, name: str, parameter: Array, grad: Array, *kept: Array) -> None:
-        """Update one parameter and what is kept for it, in place."""
+    def _update(self, lr: float, grads: Grads) -> None:
+        """Update all parameters and what is kept for them, in place."""
         raise NotImplementedError
 
 

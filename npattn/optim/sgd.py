@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from npattn._typing import Array
+from npattn._typing import Array, Grads
 from npattn.optim.optimizer import Optimizer, in_unit, not_negative
 
 
@@ -40,13 +40,14 @@ class SGD(Optimizer):
         self.momentum = in_unit("momentum", momentum)
         self.weight_decay = not_negative("weight_decay", weight_decay)
 
-    def _update(self, lr: float, name: str, parameter: Array, grad: Array, *kept: Array) -> None:
-        (b,) = kept
-        b *= self.momentum
-        b += grad
-        if self.weight_decay:
-            b += self.weight_decay * parameter
-        parameter -= lr * b
+    def _update(self, lr: float, grads: Grads) -> None:
+        for name, parameter in self.parameters.items():
+            b = self._slots["momentum"][name]
+            b *= self.momentum
+            b += grads[name]
+            if self.weight_decay:
+                b += self.weight_decay * parameter
+            parameter -= lr * b
 
 
 __all__ = ["SGD"]

@@ -76,7 +76,7 @@ def test_both_modules_have_the_same_functions_and_parameter_names():
         return {
             name: list(inspect.signature(f).parameters)
             for name, f in vars(module).items()
-            if inspect.isfunction(f) and not name.startswith("_") and f.__module__ == module.__name__
+            if inspect.isfunction(f) and not name.startswith("_") and f.__module__.startswith(module.__name__)
         }
 
     assert public(numba_cpu) == public(arrays)
@@ -153,25 +153,58 @@ def test_scratch_is_never_read(rng, poisoned_empty):
         assert_close(name, args)
 
 
+def parameter_sets(rng, sizes):
+    """Parameters, gradients, m, v of these sizes."""
+    columns = [[rng.standard_normal(size).astype(np.float32) for size in sizes] for _ in range(4)]
+    columns[3] = [np.abs(v) for v in columns[3]]
+    return columns
+
+
+SIZES = [(3,), (4099,), (200003,), (1, 0, 16384, 16385, 0, 7, 40000)]
+
+
 @needs_numba
-@pytest.mark.parametrize("size", [3, 4099, 200003])
-def test_adam_agrees_with_float64_arrays_for_any_number_of_threads(rng, size):
-    start = [rng.standard_normal(size).astype(np.float32) for _ in range(4)]
-    start[3] = np.abs(start[3])
-    settings = ((0.9, 0.99), 0.01, 3.0, 1e-8, 0.98)
-    exact = [a.astype(np.float64) for a in start]
+@pytest.mark.parametrize("sizes", SIZES)
+def test_adam_agrees_with_float64_arrays_for_any_number_of_threads(rng, sizes):
+    start = parameter_sets(rng, sizes)
+    settings = ([0.98 + 0.001 * i for i in range(len(sizes))], (0.9, 0.99), 0.01, 3.0, 1e-8)
+    exact = [[a.astype(np.float64) for a in column] for column in start]
     arrays.adam(*exact, *settings)
     before, results = npattn.get_num_threads(), []
     try:
         for threads in (1, 2):
             npattn.set_num_threads(threads)
-            results.append([a.copy() for a in start])
+            results.append([[a.copy() for a in column] for column in start])
             numba_cpu.adam(*results[-1], *settings)
     finally:
         npattn.set_num_threads(before)
-    for one, two, expected in zip(*results, exact, strict=True):
-        assert np.array_equal(one, two)
-        np.testing.assert_allclose(one, expected, rtol=2e-6, atol=2e-7)
+    for ones, twos, expecteds in zip(*results, exact, strict=True):
+        for one, two, expected in zip(ones, twos, expecteds, strict=True):
+            assert np.array_equal(one, two)
+            np.testing.assert_allclose(one, expected, rtol=2e-6, atol=2e-7)
+
+
+@needs_numba
+@pytest.mark.parametrize("sizes", SIZES)
+def test_square_sum_and_scaled_agree_with_float64_arrays(rng, sizes):
+    xs = parameter_sets(rng, sizes)[0]
+    exact = sum((x.astype(np.float64) ** 2).sum() for x in xs)
+    assert numba_cpu.square_sum(xs) == pytest.approx(exact, rel=1e-6)
+    assert arrays.square_sum(xs) == pytest.approx(exact, rel=1e-6)
+    for x, y, z in zip(xs, numba_cpu.scaled(xs, 0.3), arrays.scaled(xs, 0.3), strict=True):
+        assert np.array_equal(y, x * np.float32(0.3))
+        assert np.array_equal(z, y)
+
+
+@needs_numba
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (1, 4, 300, 32), (3, 1, 2, 16), (2, 0, 3, 4)])
+def test_merged_heads_are_a_transposed_copy(rng, shape):
+    x = rng.standard_normal(shape).astype(np.float32)
+    batch, heads, length, dim = shape
+    for given in (x, np.asfortranarray(x), x[:, ::-1, ::-1], np.broadcast_to(x[:1], shape)):
+        expected = given.swapaxes(1, 2).reshape(batch, length, heads * dim)
+        for module in (arrays, numba_cpu):
+            assert np.array_equal(module.merge_heads(given), expected)
 
 
 def test_who_serves_what():
@@ -182,6 +215,15 @@ def test_who_serves_what():
     assert pointwise.implementation(big.astype(np.float64)) is arrays
     assert pointwise.implementation(big, big.astype(np.float64)) is arrays
     assert pointwise.implementation(big.astype(np.float16)) is arrays
+
+
+def test_who_serves_what_of_several_arrays():
+    big, small = np.zeros((64, 64), np.float32), np.zeros(3, np.float32)
+    fast = numba_cpu or arrays
+    assert pointwise.implementations([big, small]) == [(fast, [0, 1])]
+    assert pointwise.implementations([small], [small]) == [(arrays, [0])]
+    mixed = pointwise.implementations([small, big, big], [small, big.T, big])
+    assert mixed == [(fast, [0, 1, 2])] if fast is arrays else mixed == [(fast, [0, 2]), (arrays, [1])]
 
 
 def test_arrays_serve_when_numba_cannot(monkeypatch):

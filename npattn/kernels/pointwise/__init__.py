@@ -9,12 +9,14 @@ Why a kernel at all: written as array code, GELU is eight passes over memory and
 new temporary. In a small transformer's training step that costs as much as all its matmuls.
 
 Contract of both modules. ``x`` and ``dy`` are C-contiguous: 1-D for the activations, 2-D (rows, features) for
-the norms and the loss. Nothing given is written to, every result is a new array; only ``adam`` updates its
-arrays in place. Sums are kept in the
-accumulation dtype. A row is summed in an order of its own, so results do not depend on the number of rows.
+the norms and the loss; ``merge_heads`` reads any strides, and the functions of several arrays take
+C-contiguous arrays of any shapes. Nothing given is written to, every result is a new array; only ``adam``
+updates its arrays in place. Sums are kept in the accumulation dtype. A row is summed in an order of its own,
+so results do not depend on the number of rows.
 """
 
 import importlib
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -37,6 +39,26 @@ def implementation(*arrays: Array | None) -> Any:
     return _module("numba_cpu") or _module("arrays")
 
 
+def implementations(*columns: Sequence[Array]) -> list[tuple[Any, list[int]]]:
+    """Modules, each with the rows it serves, for the functions of several arrays.
+
+    A row is an array of each column. Small arrays go with the others: all are one call.
+    """
+    rows = range(len(columns[0]))
+    size = sum(array.size for array in columns[0])
+    fast = [row for row in rows if all(_is_plain(column[row]) for column in columns)] if size >= SMALL else []
+    numba_cpu = _module("numba_cpu") if fast else None
+    if numba_cpu is None:
+        return [(_module("arrays"), list(rows))]
+    if len(fast) == len(rows):
+        return [(numba_cpu, fast)]
+    return [(numba_cpu, fast), (_module("arrays"), sorted({*rows} - {*fast}))]
+
+
+def _is_plain(array: Array) -> bool:
+    return type(array) is np.ndarray and array.dtype == np.float32 and array.flags.c_contiguous
+
+
 @cache
 def _module(name: str) -> Any:
     """None when the module's tool is missing here, or cannot run compiled (NUMBA_DISABLE_JIT)."""
@@ -47,4 +69,4 @@ def _module(name: str) -> Any:
     return module if module.USABLE else None
 
 
-__all__ = ["implementation"]
+__all__ = ["implementation", "implementations"]

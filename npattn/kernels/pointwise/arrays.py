@@ -1,5 +1,6 @@
 """The formulas as array code, for NumPy and CuPy, in any float dtype. See the package docstring."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -215,20 +216,26 @@ def cross_entropy_backward(
     return dlogits
 
 
+def merge_heads(x: Array) -> Array:
+    """(batch, heads, length, dim) -> (batch, length, heads · dim), a row's heads side by side."""
+    batch, heads, length, dim = x.shape
+    return x.swapaxes(1, 2).reshape(batch, length, heads * dim)
+
+
 def adam(
-    parameter: Array,
-    grad: Array,
-    m: Array,
-    v: Array,
+    parameters: Sequence[Array],
+    grads: Sequence[Array],
+    ms: Sequence[Array],
+    vs: Sequence[Array],
+    shrinks: Sequence[float],
     betas: tuple[float, float],
     step_size: float,
     root: float,
     eps: float,
-    shrink: float,
 ) -> None:
-    """One step of Adam in place; parameter, m and v are written.
+    """One step of Adam in place; parameters, ms and vs are written.
 
-    ::
+    Of each parameter and its shrink::
 
         m = β₁ m + (1 − β₁) grad
         v = β₂ v + (1 − β₂) grad²
@@ -236,14 +243,32 @@ def adam(
 
     Pieces of PIECE elements and their scratch stay in the cache; strided arrays are one piece.
     """
-    arrays = (parameter, grad, m, v)
-    if parameter.size > PIECE and all(array.flags.c_contiguous for array in arrays):
-        flat = [array.reshape(-1) for array in arrays]
-        pieces = [[array[i : i + PIECE] for array in flat] for i in range(0, parameter.size, PIECE)]
-    else:
-        pieces = [list(arrays)]
-    for p, g, m_piece, v_piece in pieces:
-        _adam(p, g, m_piece, v_piece, betas, step_size, root, eps, shrink)
+    for *arrays, shrink in zip(parameters, grads, ms, vs, shrinks, strict=True):
+        size = arrays[0].size
+        if size > PIECE and all(array.flags.c_contiguous for array in arrays):
+            flat = [array.reshape(-1) for array in arrays]
+            pieces = [[array[i : i + PIECE] for array in flat] for i in range(0, size, PIECE)]
+        else:
+            pieces = [arrays]
+        for p, g, m, v in pieces:
+            _adam(p, g, m, v, betas, step_size, root, eps, shrink)
+
+
+def square_sum(arrays: Sequence[Array]) -> float:
+    """The sum of the squares of all elements."""
+    total = 0.0
+    for x in arrays:
+        flat = x.reshape(-1).astype(accumulation_dtype(x.dtype), copy=False)
+        total += float(flat @ flat)
+    return total
+
+
+def scaled(arrays: Sequence[Array], factor: float) -> list[Array]:
+    """``array · factor``, rounded once: the factor itself may be beneath float16's range."""
+    wides = [accumulation_dtype(x.dtype) for x in arrays]
+    return [
+        _as(x.astype(wide, copy=False) * wide.type(factor), x) for x, wide in zip(arrays, wides, strict=True)
+    ]
 
 
 def _adam(

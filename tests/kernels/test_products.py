@@ -1,0 +1,106 @@
+"""Products of float32 matrices: right for every shape and layout, the same bits whoever computes them."""
+
+import numpy as np
+import pytest
+
+import npattn
+from npattn.functional._products import matmul
+from npattn.kernels import linear
+
+module = linear._module()
+needs_kernel = pytest.mark.skipif(module is None, reason="Numba is missing or interpreted")
+
+SHAPES = [
+    (64, 64, 64),
+    (97, 131, 65),
+    (1, 5000, 77),
+    (401, 3, 300),
+    (385, 513, 17),
+    (30, 1100, 3),
+    (770, 9, 130),
+]
+
+
+def matrices(rng, m, k, n):
+    return rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal((k, n)).astype(np.float32)
+
+
+def layouts(x):
+    """x in C order, in Fortran order, and as a part of something larger."""
+    wide = np.zeros((x.shape[0] + 2, x.shape[1] + 5), np.float32)
+    wide[1:-1, 2:-3] = x
+    return {
+        "C": x,
+        "F": np.asfortranarray(x),
+        "part": wide[1:-1, 2:-3],
+        "part T": wide.T.copy().T[1:-1, 2:-3],
+    }
+
+
+def assert_right(c, a, b):
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    size = np.abs(a).astype(np.float64) @ np.abs(b)
+    np.testing.assert_array_less(np.abs(c - exact), 1e-6 * size + 1e-30)
+
+
+@needs_kernel
+@pytest.mark.parametrize(("m", "k", "n"), SHAPES)
+def test_every_shape_and_layout(rng, poisoned_empty, m, k, n):
+    a, b = matrices(rng, m, k, n)
+    first = module.product(a, b)
+    assert_right(first, a, b)
+    for x in layouts(a).values():
+        for y in layouts(b).values():
+            assert np.array_equal(module.product(x, y), first)
+    assert np.array_equal(
+        module.product(a[:, ::-1], b[::-1]), module.product(a[:, ::-1].copy(), b[::-1].copy())
+    )
+    bias = rng.standard_normal(n).astype(np.float32)
+    assert np.array_equal(module.product(a, b, bias), first + bias)
+
+
+@needs_kernel
+def test_threads_and_other_rows_and_columns_do_not_change_a_bit(rng):
+    a, b = matrices(rng, 900, 700, 200)
+    before = npattn.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 4):
+            npattn.set_num_threads(threads)
+            results.append(module.product(a, b))
+        assert all(np.array_equal(results[0], other) for other in results[1:])
+        assert np.array_equal(module.product(a[333:340], b[:, 70:97]), results[0][333:340, 70:97])
+    finally:
+        npattn.set_num_threads(before)
+
+
+@needs_kernel
+def test_non_finite_values_stay_in_their_row_and_column(rng):
+    a, b = matrices(rng, 70, 80, 67)
+    a[3, 5], b[7, 66] = np.nan, np.inf
+    c = module.product(a, b)
+    assert np.isnan(c[3]).all()
+    bad = ~np.isfinite(np.delete(c, 3, axis=0))
+    assert bad[:, 66].all()
+    assert not bad[:, :66].any()
+
+
+def test_matmul_takes_what_it_always_took(rng):
+    a, b = matrices(rng, 80, 90, 100)
+    for x, y in ((a.astype(np.float64), b), (a[:, ::2], b[::2]), (a[None], b[None]), (a[0], b), (a, b[:, 0])):
+        np.testing.assert_allclose(matmul(x, y), x.astype(np.float64) @ y, rtol=1e-4, atol=1e-4)
+    assert matmul(a[:0], b).shape == (0, 100)
+    assert not matmul(a[:, :0], b[:0]).any()
+    with pytest.raises(ValueError, match="mismatch"):
+        matmul(a, b[:-1])
+
+
+@needs_kernel
+def test_who_multiplies(rng):
+    a, b = matrices(rng, 80, 90, 100)
+    fast = module.product if module.IS_FAST else None
+    assert linear.product(a, b) is fast
+    assert linear.product(a, b.T.copy().T) is fast
+    assert linear.product(a[:5], b) is None  # little work
+    assert linear.product(a, np.repeat(b, 2, axis=1)[:, ::2]) is None
+    assert linear.product(a.astype(np.float64), b) is None
