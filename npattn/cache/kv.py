@@ -91,6 +91,11 @@ class KVCache:
         index = np.arange(self._longest())
         return np.where(index < self._lengths[:, None], index, -1)
 
+    @property
+    def bias_positions(self) -> Array:
+        """Absolute position of each column of a bias: ``positions``."""
+        return self.positions
+
     def arrays(self) -> tuple[Array, Array]:
         """The kept (key, value), read-only views (batch, heads_kv, longest, ...); see ``positions``."""
         views = self._key[:, :, : self._longest()], self._value[:, :, : self._longest()]

@@ -17,6 +17,10 @@ class LayerCache(Protocol):
     def lengths(self) -> Array:
         """(batch,) int64: the tokens seen, which are also the absolute positions of the next ones."""
 
+    @property
+    def bias_positions(self) -> Array:
+        """(batch, seen) int64: the absolute position of each column of a bias, -1 where there is none."""
+
     def check_room(self, new: int, lengths: Any = None) -> None:
         """Raise CacheFullError when ``append`` would."""
 

@@ -1,16 +1,17 @@
 """PagedKVCache: many sequences in one pool of pages; a shared prefix is stored once.
 
 The pool is one array (heads_kv, num_pages * page_size, head_dim): row ``page * page_size + r`` is row r of a
-page. A sequence is a list of pages and a length. Neighbouring pages of the list that are neighbours in the
-pool form a *run*, which is a plain slice of the pool: attention walks the runs and joins the results with
-`merge_attention`, exactly; no page is ever copied to be read. The allocator gives each sequence the page
+page. A sequence is a list of pages and a length. The kernel for few queries reads the lists, one launch for
+all sequences. Elsewhere (many queries, a GPU, without Numba) pages of a list that are neighbours in the pool
+too form a *run*, which is a plain slice of the pool: attention walks the runs and joins the results with
+`merge_attention`, exactly. No page is ever copied to be read. The allocator gives each sequence the page
 behind its last one when it is free, and starts new runs in the middle of the widest gap, so that sequences
 which grow side by side stay in long runs.
 """
 
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -26,13 +27,19 @@ from npattn.cache._checks import (
     size,
     storage_dtype,
 )
+from npattn.cache.kv import causal_mask
 from npattn.functional import attention
+from npattn.functional.paged import paged_attention
 from npattn.masks import Causal, Mask, Window
 
 
 class _Sequence(NamedTuple):
     pages: tuple[int, ...]
     length: int
+    table: Array  # the pages as int32, for kernels
+
+
+NO_PAGES: Final = _Sequence((), 0, np.zeros(0, np.int32))
 
 
 class _Step(NamedTuple):
@@ -118,7 +125,7 @@ class PagedKVCache:
     def allocate(self) -> int:
         """A new, empty sequence; it takes no page yet. Numbers are never used again."""
         with self._lock:
-            return self._add(_Sequence((), 0))
+            return self._add(NO_PAGES)
 
     def fork(self, sequence: int) -> int:
         """A new sequence with the same tokens, sharing every page until one of the two writes into it."""
@@ -206,7 +213,19 @@ class PagedKVCache:
                 raise ValueError(f"sequence {sequence} has {found.length} tokens; {kept} cannot be kept")
             pages = -(-kept // self.page_size)
             self._readers[list(found.pages[pages:])] -= 1
-            self._sequences[sequence] = _Sequence(found.pages[:pages], kept)
+            self._sequences[sequence] = _Sequence(found.pages[:pages], kept, found.table[:pages])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the lock, which a copy has one of its own of."""
+        with self._lock:
+            state = self.__dict__.copy()
+            state["_readers"], state["_sequences"] = self._readers.copy(), dict(self._sequences)
+        del state["_lock"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
 
     def _find(self, sequence: int) -> _Sequence:
         found = self._sequences.get(sequence)
@@ -219,19 +238,29 @@ class PagedKVCache:
         self._sequences[number] = sequence
         return number
 
-    def _runs(self, sequence: _Sequence) -> list[tuple[int, int, int]]:
-        """(row in the pool, position of its first token, tokens) of each run of neighbouring pages."""
+    def _runs(self, sequence: _Sequence, start: int = 0) -> list[tuple[int, int, int]]:
+        """(row in the pool, position of its first token, tokens) of each run of neighbouring pages.
+
+        From token ``start`` on.
+        """
         runs: list[tuple[int, int, int]] = []
-        left = sequence.length
-        for page in sequence.pages:
-            tokens = min(left, self.page_size)
-            left -= tokens
+        at = start
+        while at < sequence.length:
+            number, within = divmod(at, self.page_size)
+            place = sequence.pages[number] * self.page_size + within
+            tokens = min(sequence.length - at, self.page_size - within)
             row, position, count = runs[-1] if runs else (-1, 0, 0)
-            if runs and row + count == page * self.page_size:
+            if runs and row + count == place:
                 runs[-1] = (row, position, count + tokens)
-            elif tokens:
-                runs.append((page * self.page_size, position + count, tokens))
+            else:
+                runs.append((place, at, tokens))
+            at += tokens
         return runs
+
+    def _as_pages(self, pool: Array) -> Array:
+        """The pool as (num_pages, heads_kv, page_size, dim), a view."""
+        shape = (self.heads_kv, self.num_pages, self.page_size, pool.shape[-1])
+        return pool.reshape(shape).swapaxes(0, 1)
 
     def _append_all(self, sequences: Sequence[int], key: Array, value: Array, added: Array) -> None:
         """Append to several sequences, to all or to none."""
@@ -249,14 +278,11 @@ class PagedKVCache:
                     )
                     self._key[:, new], self._value[:, new] = self._key[:, old], self._value[:, old]
                 start, taken = step.after.length - int(added[index]), 0
-                for row, position, count in self._runs(step.after):
-                    skipped = max(0, start - position)
-                    rows = slice(row + skipped, row + count)
-                    wanted = slice(taken, taken + max(0, count - skipped))
-                    if wanted.stop > wanted.start:
-                        self._key[:, rows] = key[index, :, wanted]
-                        self._value[:, rows] = value[index, :, wanted]
-                        taken = wanted.stop
+                for row, _, count in self._runs(step.after, start):
+                    rows, wanted = slice(row, row + count), slice(taken, taken + count)
+                    self._key[:, rows] = key[index, :, wanted]
+                    self._value[:, rows] = value[index, :, wanted]
+                    taken = wanted.stop
             self._readers = readers
             self._sequences.update({step.sequence: step.after for step in steps})
 
@@ -266,15 +292,19 @@ class PagedKVCache:
         steps = []
         for sequence, new in zip(sequences, added.tolist(), strict=True):
             found = self._find(sequence)
-            pages, copied = list(found.pages), None
             length = found.length + new
+            if new <= -found.length % self.page_size and readers[list(found.pages[-1:])].max(initial=0) <= 1:
+                steps.append(_Step(sequence, found._replace(length=length), None))  # the last page has room
+                continue
+            pages, copied = list(found.pages), None
             if new and found.length % self.page_size and readers[pages[-1]] > 1:
                 copied = (pages[-1], self._take(readers, pages[-2] if len(pages) > 1 else None))
                 readers[copied[0]] -= 1
                 pages[-1] = copied[1]
             for _ in range(-(-length // self.page_size) - len(pages)):
                 pages.append(self._take(readers, pages[-1] if pages else None))
-            steps.append(_Step(sequence, _Sequence(tuple(pages), length), copied))
+            after = _Sequence(tuple(pages), length, np.array(pages, np.int32))
+            steps.append(_Step(sequence, after, copied))
         return readers, steps
 
     def _take(self, readers: Array, last: int | None) -> int:
@@ -329,6 +359,11 @@ class PagedBatch:
         return np.where(index < self.lengths[:, None], index, -1)
 
     @property
+    def bias_positions(self) -> Array:
+        """Absolute position of each column of a bias: ``positions``."""
+        return self.positions
+
+    @property
     def capacity(self) -> int:
         """Tokens of the whole pool, which all its sequences share."""
         return self.pool.num_pages * self.pool.page_size
@@ -362,9 +397,12 @@ class PagedBatch:
         bias = options.pop("bias", None)
         if not found:
             return attention(query, pool._key[None, :, :0], pool._value[None, :, :0], return_lse=with_lse)
+        whole = self._attend_by_table(query, found, rows, window, bias, with_lse, options)
+        if whole is not None:
+            return whole
         parts = []
         for index, sequence in enumerate(found):
-            one = None if bias is None else _element(bias, index)
+            one = None if bias is None else _element(bias, index, int(rows[index]))
             out, lse = self._attend(query[index, :, : rows[index]], sequence, window, one, options)
             if rows[index] < len_q:  # padding rows
                 missing = ((0, 0), (0, len_q - int(rows[index])))
@@ -383,6 +421,34 @@ class PagedBatch:
         for sequence in self.sequences:
             self.pool.truncate(sequence, 0)
         self._before = self.lengths
+
+    def _attend_by_table(
+        self,
+        query: Array,
+        found: list[_Sequence],
+        rows: Array,
+        window: int | None,
+        bias: Array | None,
+        with_lse: bool,
+        options: dict[str, Any],
+    ) -> Any:
+        """All sequences at once, by a kernel that reads their lists of pages; None where there is none."""
+        pool = self.pool
+        lengths = np.array([sequence.length for sequence in found], np.int64)
+        longest = int(lengths.max())
+        mask = causal_mask(lengths, rows, query.shape[2], window)
+        if len(found) == 1:
+            table = found[0].table[None]
+        else:
+            table = np.zeros((len(found), max(len(sequence.table) for sequence in found)), np.int32)
+            for row, sequence in zip(table, found, strict=True):
+                row[: len(sequence.table)] = sequence.table
+        if bias is not None and bias.shape[-1] != 1:
+            bias = bias[..., :longest]
+        pages = (pool._as_pages(pool._key), pool._as_pages(pool._value))
+        return paged_attention(
+            query, *pages, table, longest, mask=mask, bias=bias, return_lse=with_lse, **options
+        )
 
     def _attend(
         self,
@@ -412,9 +478,8 @@ class PagedBatch:
         return joined(parts)
 
 
-def _element(bias: Array, index: int) -> Array:
-    """The bias of one batch element; fewer than four axes are shared by all."""
-    if len(bias.shape) < 4:
-        return bias
-    found: Array = bias[0 if bias.shape[0] == 1 else index]
-    return found
+def _element(bias: Array, index: int, rows: int) -> Array:
+    """The bias of the first ``rows`` query rows of one batch element; below four axes all share one."""
+    if len(bias.shape) == 4:
+        bias = bias[0 if bias.shape[0] == 1 else index]
+    return bias[..., :rows, :] if len(bias.shape) > 1 and bias.shape[-2] != 1 else bias

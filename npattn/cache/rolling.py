@@ -14,7 +14,7 @@ from npattn._arrays import array_module
 from npattn._typing import Array
 from npattn.cache._checks import counts, joined, new_rows, own_options, query_shape, size, storage_dtype
 from npattn.functional import attention
-from npattn.masks import Causal, Mask, Padding, Window
+from npattn.masks import Causal, Dense, Mask, Padding, Window
 
 
 class _State(NamedTuple):
@@ -98,7 +98,19 @@ class RollingKVCache:
     @property
     def positions(self) -> Array:
         """Absolute position of each row of ``arrays()``, (batch, kept) int64; -1 where there is none."""
-        tail = self._tail_positions(np.maximum(self._now.first, self._now.lengths - self.window))
+        return self._kept_from(np.maximum(self._now.first, self._now.lengths - self.window))
+
+    @property
+    def bias_positions(self) -> Array:
+        """Absolute position of each column of a bias, (batch, seen) int64; -1 where there is none.
+
+        ``positions``, and the rows before them that only the first queries of a long append still see.
+        """
+        return self._kept_from(self._now.first)
+
+    def _kept_from(self, first: Array) -> Array:
+        """The positions of the sinks and of the tail from ``first`` (batch,) on, real ones in front."""
+        tail = self._tail_positions(first)
         head = np.broadcast_to(np.arange(self.sinks), (self.batch, self.sinks))
         both = np.concatenate([np.where(head < self._now.lengths[:, None], head, -1), tail], axis=1)
         # real ones to the front, in order: a short sequence may have gaps between its sinks and its tail
@@ -156,8 +168,8 @@ class RollingKVCache:
             None, or the layer's own ``masks.Window(window)``, which the cache must be able to serve:
             ``window < cache.window``; the sinks are then seen beside it.
         **options
-            Those of `npattn.attention` but mask, dropout and, for more than one query row, bias; the last
-            axis of a bias follows ``positions``.
+            Those of `npattn.attention` but mask and dropout; the last axis of a bias follows
+            ``bias_positions`` or, for one query row, ``positions``.
 
         Returns
         -------
@@ -171,14 +183,8 @@ class RollingKVCache:
         reach = self.window - 1 if window is None else size("window", window, 0)
         if reach >= self.window:
             raise ValueError(f"the layer's window {window} reaches beyond the {self.window} kept tokens")
-        bias = options.get("bias")
-        if bias is not None:
-            if len_q != 1:
-                raise ValueError("with a bias, query one token at a time: its axis follows the kept rows")
-            if (rows == 1).all() and reach == self.window - 1:
-                mask = Padding((self.positions >= 0).sum(axis=1))
-                return attention(query, *self.arrays(), mask=mask, **options)
-            raise ValueError("a bias needs a real query row in each sequence and the cache's own window")
+        if options.get("bias") is not None:
+            return self._attend_with_bias(query, rows, reach, options)
         filled = np.minimum(self._now.lengths, self.sinks + self._now.ring)
         if len_q == 1 and (rows == 1).all() and reach + 1 == self._now.ring:
             # every filled slot is visible, in whatever order: softmax does not care
@@ -198,6 +204,23 @@ class RollingKVCache:
         self._now = self._empty()
         self._before = self._now
         self._evicted = None
+
+    def _attend_with_bias(self, query: Array, rows: Array, reach: int, options: dict[str, Any]) -> Any:
+        """What the bias has columns for, gathered, under the definition of the mask."""
+        columns, len_q = options["bias"].shape[-1], query.shape[2]
+        positions = self.positions
+        if len_q > 1 or columns not in (1, positions.shape[1]):
+            positions = self.bias_positions
+        if columns not in (1, positions.shape[1]):
+            raise ValueError(
+                f"the last axis of bias has {columns} columns; it must follow bias_positions, which has "
+                f"{positions.shape[1]}"
+            )
+        at = self._now.lengths[:, None] - rows[:, None] + np.arange(len_q)  # (batch, len_q)
+        at = np.where(np.arange(len_q) < rows[:, None], at, -1)[:, :, None]  # a padding row sees nothing
+        keys = positions[:, None]
+        visible = (keys >= 0) & (keys <= at) & ((keys >= at - reach) | (keys < self.sinks))
+        return attention(query, *self._gather(positions), mask=Dense(visible[:, None]), **options)
 
     def _attend_in_order(self, query: Array, rows: Array, reach: int, options: dict[str, Any]) -> Any:
         """The sinks and the tail as two disjoint sets of keys, each under an interval mask, then joined."""

@@ -161,8 +161,12 @@ def canonical(
     softcap: float | None,
     sinks: Any,
     dropout: tuple[float, int] = (0.0, 0),
+    keeps_storage: bool = False,
 ) -> Inputs:
     """Check the arguments of one call and bring them into the kernels' form.
+
+    With ``keeps_storage`` keys and values stored in 16 bits stay so in a float32 call: forward kernels widen
+    them where they read them.
 
     Raises
     ------
@@ -196,8 +200,11 @@ def canonical(
             raise ValueError(f"sinks must have shape (heads_q,) = ({layout.heads_q},), got {sinks.shape}")
         sinks = xp.ascontiguousarray(narrowed(sinks, accumulation_dtype(dtype)))
     query = stacked(query, layout, layout.heads_q, dtype)
-    key = stacked(key, layout, layout.heads_kv, dtype)
-    value = stacked(value, layout, layout.heads_kv, dtype)
+    storage = dtype
+    if keeps_storage and key.dtype == value.dtype and may_store(key.dtype, dtype):
+        storage = key.dtype
+    key = stacked(key, layout, layout.heads_kv, storage)
+    value = stacked(value, layout, layout.heads_kv, storage)
     return Inputs(layout, problem, mask, query, key, value, bias, sinks)
 
 
@@ -214,6 +221,11 @@ def common_dtype(**arrays: Array) -> np.dtype[Any]:
         _check.float_dtype(name, array.dtype)
     dtype = _check.promote(", ".join(arrays), *(array.dtype for array in arrays.values()))
     return _check.float_dtype("the promoted input", dtype)
+
+
+def may_store(storage: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
+    """Whether forward kernels of a call in ``dtype`` read keys and values of dtype ``storage``."""
+    return storage == dtype or (dtype == np.float32 and storage.itemsize == 2 and storage.isnative)
 
 
 def stacked(x: Array, layout: Layout, heads: int, dtype: np.dtype[Any]) -> Array:

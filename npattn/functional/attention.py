@@ -138,7 +138,8 @@ def attention(
         heads_q must be a multiple of heads_kv. Leading dimensions broadcast as NumPy's do. A 2-D array is one
         head shared by all.
     value : (..., heads_kv, len_k, head_dim_v) array
-        The dtype of the result is what NumPy promotes the three to.
+        The dtype of the result is what NumPy promotes the three to. Keys and values in 16 bits under float32
+        queries are widened where they are read, not copied.
     mask : Mask or bool array, optional
         Which query may see which key; True = may attend. An array broadcasts, right-aligned, to
         (batch, heads_q, len_q, len_k). None: all see all. Several leading dimensions count as one batch of
@@ -215,7 +216,7 @@ def attention(
     >>> out[0].ravel().tolist(), lse[0].round(4).tolist()
     ([0.0, 6.0, 6.0], [-inf, 1.0986, 1.0986])
     """
-    call = _prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout_p, seed, backend)
+    call = _prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout_p, seed, backend, True)
     result = call.forward()
     return _results(call, result, return_lse)
 
@@ -409,16 +410,17 @@ def _prepare(
     dropout_p: float,
     seed: int | None,
     backend: str,
+    keeps_storage: bool = False,
 ) -> _Call:
     """Check everything, choose the implementation, build the plan it wants."""
     dropout = _check.dropout_values(dropout_p, seed)
     drops_all = dropout[0] == 1.0
     if drops_all:
         dropout = (0.0, 0)
-    inputs = canonical(query, key, value, mask, bias, scale, softcap, sinks, dropout)
+    inputs = canonical(query, key, value, mask, bias, scale, softcap, sinks, dropout, keeps_storage)
     problem = inputs.problem
     if drops_all:
-        inputs = inputs._replace(v=array_module(inputs.v).zeros(inputs.v.shape, problem.dtype))
+        inputs = inputs._replace(v=array_module(inputs.v).zeros(inputs.v.shape, inputs.v.dtype))
     implementation = select(TILE, problem, is_cupy(inputs.q), backend)
     if inputs.layout.is_empty:  # an empty axis: nothing to tile
         implementation, _ = load(TILE["oracle"])

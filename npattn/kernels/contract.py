@@ -97,6 +97,8 @@ class Implementation(Protocol):
     q (batch, heads_q, len_q, head_dim), k (batch, heads_kv, len_k, head_dim),
     v (batch, heads_kv, len_k, head_dim_v), bias (batch or 1, heads_q or 1, len_q or 1, len_k or 1) in any
     float dtype (the implementation reads it as the accumulation dtype), sinks (heads_q,) accumulation dtype.
+    All of q, k and v are of problem.dtype, but for k and v of ``forward``, which may both be stored in 16
+    bits where it is float32.
 
     ``backward`` returns gradients in problem.dtype for query, key, value; accumulation dtype and bias's own
     (broadcast) shape for bias; accumulation dtype (heads_q,) for sinks. dlse may be None (zero).

@@ -340,7 +340,7 @@ class MultiHeadAttention(Layer):
             options["window"] = self.window if isinstance(self.window, int) else self.window[0]
         if self.alibi is not None:
             xp = array_module(q)
-            options["bias"] = self.alibi.between(xp.asarray(positions), xp.asarray(cache.positions))
+            options["bias"] = self.alibi.between(xp.asarray(positions), xp.asarray(cache.bias_positions))
         if seed is not None and self.dropout_p > 0.0:
             options.update(dropout_p=self.dropout_p, seed=seed)
         return self.out(merge_heads(cache.attention(q, query_lengths=lengths, **options)))

@@ -40,6 +40,7 @@ def generate(
     repetition_penalty: float = 1.0,
     stop: Any = None,
     lengths: Any = None,
+    padding: str = "right",
     seed: Any = None,
     cache: LayerCaches | None = None,
 ) -> Array:
@@ -50,7 +51,7 @@ def generate(
     model : LanguageModel
         A TransformerDecoder, GPT2, Llama, or anything with the protocol's three methods.
     ids : (batch, length) ints
-        Prompts. With ``lengths`` the first ``lengths[b]`` of row b are real and the rest is padding of any
+        Prompts. With ``lengths`` only ``lengths[b]`` tokens of row b are real and the rest is padding of any
         value; each row comes out as it would alone.
     max_new_tokens : int
     temperature : float, default 1.0
@@ -68,6 +69,9 @@ def generate(
         rows have ended, so does generation.
     lengths : (batch,) ints, optional
         See ``ids``; None: all real.
+    padding : {"right", "left"}
+        Where the padding stands: the first or the last ``lengths[b]`` tokens of a row are real. The same
+        tokens come either way, bit for bit; after left padding they follow their prompt directly.
     seed : int, or (batch,) ints, optional
         Row b draws from a generator of its own, made of (seed, b), or of ``seed[b]`` as row 0 of that seed
         would: a row's draws do not depend on the others. None: from the operating system, another each time.
@@ -106,6 +110,7 @@ def generate(
         repetition_penalty=repetition_penalty,
         stop=stop,
         lengths=lengths,
+        padding=padding,
         seed=seed,
         cache=cache,
     )
@@ -124,6 +129,7 @@ def stream(
     repetition_penalty: float = 1.0,
     stop: Any = None,
     lengths: Any = None,
+    padding: str = "right",
     seed: Any = None,
     cache: LayerCaches | None = None,
 ) -> Iterator[Array]:
@@ -136,6 +142,10 @@ def stream(
     prompts = _prompts(ids)
     batch, length = prompts.shape
     real = np.full(batch, length) if lengths is None else _lengths(lengths, batch, length)
+    if padding not in ("right", "left"):
+        raise ValueError(f'padding must be "right" or "left", got {padding!r}')
+    if padding == "left":
+        prompts = _real_tokens_first(prompts, real)
     max_new_tokens = _check.integer("max_new_tokens", max_new_tokens, 0)
     check_options(temperature, top_k, top_p, min_p, repetition_penalty)
     if batch and max_new_tokens and not real.all():
@@ -297,6 +307,14 @@ def _lengths(lengths: Any, batch: int, length: int) -> Array:
     if ((real < 0) | (real > length)).any():
         raise ValueError(f"lengths must be from 0 to {length}, got {real.tolist()}")
     return real.astype(np.int64)
+
+
+def _real_tokens_first(prompts: Array, real: Array) -> Array:
+    """Left padding made right padding: the last ``real[b]`` tokens of each row moved to its start."""
+    length = prompts.shape[1]
+    index = (np.arange(length) + length - real[:, None]) % max(length, 1)
+    moved: Array = np.take_along_axis(prompts, index, axis=1)
+    return moved
 
 
 def _stops(stop: Any) -> Array:

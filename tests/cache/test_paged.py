@@ -1,3 +1,6 @@
+import copy
+import os
+import pickle
 import threading
 
 import numpy as np
@@ -5,7 +8,8 @@ import pytest
 
 from npattn import attention
 from npattn.cache import CacheFullError, LayerCaches, PagedKVCache
-from npattn.masks import Causal
+from npattn.kernels.select import TILE, load
+from npattn.masks import Causal, Window
 
 HEADS_Q, HEADS_KV, DIM, DIM_V = 4, 2, 3, 5
 
@@ -249,6 +253,119 @@ def test_sequences_of_one_pool_may_be_used_from_several_threads():
         thread.join()
     assert not faults
     assert cache.pages_free == 400
+
+
+def filled(page_size, dtype, lengths, rng, heads=(HEADS_Q, HEADS_KV)):
+    """A pool of which a part is taken at random, and whose sequences grow in turns: pages lie scattered."""
+    needed = sum(-(-n // page_size) for n in lengths)
+    cache = PagedKVCache(
+        2 * needed,
+        page_size,
+        heads_kv=heads[1],
+        head_dim=DIM,
+        head_dim_v=DIM_V,
+        dtype=dtype,
+    )
+    others = [cache.allocate() for _ in range(2 * needed)]
+    for other in others:
+        cache.append(other, *rows(rng, page_size, heads[1]))
+    for other in rng.permutation(others)[:needed]:
+        cache.free(int(other))
+    sequences = [cache.allocate() for _ in lengths]
+    truth = [[x.astype(dtype) for x in rows(rng, n, heads[1])] for n in lengths]
+    at = [0] * len(lengths)
+    while at != list(lengths):
+        for b, (k, v) in enumerate(truth):
+            new = min(int(rng.integers(1, 2 * page_size + 1)), lengths[b] - at[b])
+            cache.append(sequences[b], k[:, at[b] : at[b] + new], v[:, at[b] : at[b] + new])
+            at[b] += new
+    return cache, sequences, truth
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, "bfloat16"])
+@pytest.mark.parametrize("page_size", [1, 5, 16, 64, 100])
+def test_every_page_size_and_storage_gives_attention_over_the_arrays(page_size, dtype):
+    """Sequences of unequal length, one of them empty; the poisoned rest of the pool never shows."""
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+    rng = np.random.default_rng(8)
+    lengths = [230, 1, 0, 64, 147]
+    cache, sequences, truth = filled(page_size, dtype, lengths, rng)
+    poison(cache)
+    wide = np.float64 if dtype == np.float64 else np.float32
+    for len_q, window in ((1, None), (3, None), (1, 70), (20, None), (30, 9)):  # the last two go by runs
+        q = rng.standard_normal((5, HEADS_Q, len_q, DIM)).astype(wide)
+        real = np.minimum(lengths, rng.integers(0, len_q + 1, 5))
+        out, lse = cache.batch(sequences).attention(q, query_lengths=real, window=window, return_lse=True)
+        assert out.dtype == wide
+        for b, (k, v) in enumerate(truth):
+            n = int(real[b])
+            mask = Causal() if window is None else Window(window, 0)
+            k, v = k.astype(np.float64), v.astype(np.float64)
+            expected = attention(
+                q[b, :, :n].astype(np.float64), k, v, mask=mask, return_lse=True, backend="oracle"
+            )
+            close = {"atol": 1e-12 if wide == np.float64 else 2e-6}
+            np.testing.assert_allclose(out[b, :, :n], expected[0], **close)
+            np.testing.assert_allclose(lse[b, :, :n], expected[1], rtol=1e-6, **close)
+            assert (out[b, :, n:] == 0).all()
+            assert (lse[b, :, n:] == -np.inf).all()
+
+
+@pytest.mark.parametrize("backend", ["auto", "numpy", "oracle"])
+def test_a_bias_of_unequal_sequences_follows_their_positions(backend):
+    rng = np.random.default_rng(9)
+    lengths = [40, 7, 21]
+    cache, sequences, truth = filled(4, np.float64, lengths, rng)
+    q = rng.standard_normal((3, HEADS_Q, 5, DIM))
+    bias = rng.standard_normal((3, HEADS_Q, 5, 40))
+    for own in (bias, bias[:, :, :1], bias[:1], bias[0], bias[0, 0], bias[..., :1]):
+        out = cache.batch(sequences).attention(q, query_lengths=[5, 2, 4], bias=own, backend=backend)
+        whole = np.broadcast_to(own, bias.shape)
+        for b, (n, (k, v)) in enumerate(zip([5, 2, 4], truth, strict=True)):
+            expected = attention(
+                q[b, :, :n], k, v, mask=Causal(), bias=whole[b, :, :n, : lengths[b]], backend="oracle"
+            )
+            np.testing.assert_allclose(out[b, :, :n], expected, atol=1e-12)
+
+
+def test_the_table_is_read_by_one_launch(monkeypatch):
+    """Decoding over scattered pages makes no call of attention a run, nor a copy of the rows."""
+    rng = np.random.default_rng(10)
+    cache, sequences, truth = filled(4, np.float32, [90, 33], rng)
+    assert len(cache._runs(cache._find(sequences[0]))) > 5
+    q = rng.standard_normal((2, HEADS_Q, 1, DIM)).astype(np.float32)
+    expected = [attention(q[b], *truth[b], backend="oracle") for b in range(2)]
+
+    def refused(*arguments, **options):
+        raise AssertionError("attention was called")
+
+    if load(TILE["numba"])[0] is None or os.environ.get("NUMBA_DISABLE_JIT"):
+        pytest.skip("Numba's kernels do not run here")
+    monkeypatch.setattr("npattn.cache.paged.attention", refused)
+    out = cache.attention(q, sequences)
+    for b in range(2):
+        np.testing.assert_allclose(out[b], expected[b], atol=2e-6)
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_of_a_pool_is_a_pool_of_its_own(how):
+    rng = np.random.default_rng(11)
+    cache = new_cache()
+    first = cache.allocate()
+    k, v = rows(rng, 10)
+    cache.append(first, k, v)
+    batch = how(cache.batch([first, cache.fork(first)]))
+    pool = batch.pool
+    assert pool is not cache
+    k2, v2 = rows(rng, 3)
+    pool.append(first, k2, v2)
+    pool.free(batch.sequences[1])
+    assert cache.length(first) == 10
+    assert cache.length(batch.sequences[1]) == 10
+    check(pool, {first: (np.concatenate([k, k2], 1), np.concatenate([v, v2], 1))}, rng)
+    check(cache, dict.fromkeys(batch.sequences, (k, v)), rng)
+    assert pool.allocate() == cache.allocate()
 
 
 def test_layer_caches_move_together_or_not_at_all():

@@ -113,8 +113,39 @@ def test_a_bias_follows_positions_for_single_tokens():
     i, j = np.ogrid[:20, :20]
     whole = attention(q, k, v, mask=window_mask(20, 4, 2), bias=-0.3 * (i - j), backend="oracle")
     np.testing.assert_allclose(out, whole[:, :, 19:], atol=1e-12)
-    with pytest.raises(ValueError, match="one token at a time"):
-        cache.attention(q[:, :, 18:], bias=np.zeros((1, 1, 2, 6)))
+    with pytest.raises(ValueError, match=r"last axis of bias has 5 columns.*bias_positions, which has 6"):
+        cache.attention(q[:, :, 19:], bias=np.zeros((1, 1, 1, 5)))
+
+
+@pytest.mark.parametrize("sinks", [0, 2])
+def test_a_bias_of_several_tokens_follows_what_they_see(sinks):
+    """Ragged chunks; NaN stands where the bias has no column, and in the padding rows."""
+    q, k, v = make(40, seed=6)
+    i, j = np.ogrid[:40, :40]
+    bias = np.sin(i * 0.7 + j * 1.3)  # no two entries alike
+    whole = attention(q, k, v, mask=window_mask(40, 5, sinks), bias=bias, backend="oracle")
+    narrow = attention(q, k, v, mask=window_mask(40, 3, sinks), bias=bias, backend="oracle")
+    cache = new_cache(5, sinks)
+    seen = np.zeros(BATCH, int)
+    for added in ([3, 1], [0, 4], [1, 1], [6, 2], [1, 1], [1, 1], [9, 9]):
+        added, new = np.array(added), max(added)
+        chunk = [np.full((BATCH, x.shape[1], new, x.shape[3]), np.nan) for x in (q, k, v)]
+        for b, count in enumerate(added):
+            for target, source in zip(chunk, (q, k, v), strict=True):
+                target[b, :, :count] = source[b, :, seen[b] : seen[b] + count]
+        cache.append(chunk[1], chunk[2], added)
+        keys, rows = cache.bias_positions, np.minimum(seen[:, None] + np.arange(new), 39)
+        chosen = np.where(keys[:, None] < 0, np.nan, bias[rows[:, :, None], keys[:, None]])[:, None]
+        for expected, window in ((whole, None), (narrow, 2)):
+            out, lse = cache.attention(
+                chunk[0], query_lengths=added, bias=chosen, window=window, return_lse=True
+            )
+            for b, count in enumerate(added):
+                part = slice(seen[b], seen[b] + count)
+                np.testing.assert_allclose(out[b, :, :count], expected[b, :, part], atol=1e-12)
+                assert (out[b, :, count:] == 0).all()
+                assert (lse[b, :, count:] == -np.inf).all()
+        seen += added
 
 
 def test_a_layers_narrower_window_is_served_and_a_wider_one_refused():

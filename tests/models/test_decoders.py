@@ -11,6 +11,7 @@ import pytest
 from npattn.cache import CacheFullError, KVCache, LayerCaches, PagedKVCache, RollingKVCache
 from npattn.io import load_safetensors, save
 from npattn.models import GPT2, Llama
+from npattn.nn import TransformerDecoder
 
 DATA = Path(__file__).parent / "data"
 DECODERS = ["gpt2", "llama", "llama_tied_llama3", "llama_linear"]
@@ -72,17 +73,44 @@ def test_cached_logits_equal_uncached_ones_at_every_step(decoder, kind, chunks):
         assert cache.lengths.tolist() == [start, start]
 
 
+@pytest.mark.parametrize("padding", ["right", "left"])
 @pytest.mark.parametrize("kind", ["kv", "rolling", "paged"])
-def test_ragged_prompts_come_out_as_alone(decoder, kind):
+def test_ragged_prompts_come_out_as_alone(decoder, kind, padding):
     model, expected = decoder
     lengths = np.array([12, 5])
     padded = expected["ids"].copy()
-    padded[1, 5:] = 49
-    together = model.generate(padded, 6, temperature=0, lengths=lengths, cache=caches_of(model, kind, 2))
-    for b, length in enumerate(lengths):
-        alone = model.generate(padded[b : b + 1, :length], 6, temperature=0)
-        np.testing.assert_array_equal(together[b, 12:], alone[0, length:])
+    real = slice(7, 12) if padding == "left" else slice(0, 5)
+    padded[1] = 49
+    padded[1, real] = expected["ids"][1, :5]
+    options = {"lengths": lengths, "padding": padding, "temperature": 0, "cache": caches_of(model, kind, 2)}
+    together = model.generate(padded, 6, **options)
+    for b, prompt in enumerate((padded[0], padded[1, real])):
+        alone = model.generate(prompt[None], 6, temperature=0)
+        np.testing.assert_array_equal(together[b, 12:], alone[0, len(prompt) :])
     np.testing.assert_array_equal(together[:, :12], padded)
+
+
+@pytest.mark.parametrize("padding", ["right", "left"])
+@pytest.mark.parametrize("kind", ["kv", "rolling", "paged"])
+@pytest.mark.parametrize("position", ["learned", "rotary", "alibi", "sinusoidal"])
+def test_ragged_prompts_come_out_as_alone_for_every_kind_of_position(position, kind, padding):
+    """Drawn tokens, three lengths, one empty column nowhere real, and a stop token that ends rows apart."""
+    rng = np.random.default_rng(0)
+    model = TransformerDecoder(11, 16, 4, 2, 24, 40, num_kv_heads=2, position=position, rng=rng)
+    for array in model.named_parameters().values():
+        array *= 8  # far from uniform
+    lengths = [3, 7, 1]
+    padded = rng.integers(0, 11, (3, 8))
+    options = {"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.2, "stop": 4}
+    cache = caches_of(model, kind, 3)
+    together = model.generate(
+        padded, 12, lengths=lengths, padding=padding, seed=[5, 6, 7], cache=cache, **options
+    )
+    for b, length in enumerate(lengths):
+        prompt = padded[b, 8 - length :] if padding == "left" else padded[b, :length]
+        alone = model.generate(prompt[None], 12, seed=5 + b, **options)[0, length:]
+        np.testing.assert_array_equal(together[b, 8 : 8 + len(alone)], alone)
+        assert (together[b, 8 + len(alone) :] == 4).all()
 
 
 def test_sampled_rows_do_not_depend_on_the_other_rows(decoder):

@@ -59,6 +59,16 @@ def test_lengths_pick_each_rows_last_real_token():
     assert ids.tolist() == [[2, 7, 7, 3, 4], [1, 2, 3, 4, 5]]
 
 
+def test_left_padding_gives_the_same_tokens_behind_the_same_columns():
+    options = {"temperature": 0, "lengths": [1, 3]}
+    ids = generate(counting(), [[7, 7, 2], [1, 2, 3]], 2, padding="left", **options)
+    assert ids.tolist() == [[7, 7, 2, 3, 4], [1, 2, 3, 4, 5]]
+    steps = stream(counting(), [[7, 7, 2], [1, 2, 3]], 2, padding="left", **options)
+    assert [step.tolist() for step in steps] == [[3, 4], [4, 5]]
+    assert generate(counting(), np.zeros((0, 0), int), 4, padding="left").shape == (0, 0)
+    assert generate(counting(), [[1, 2]], 1, padding="left", temperature=0).tolist() == [[1, 2, 3]]
+
+
 def test_nothing_to_generate_gives_the_prompt():
     assert generate(counting(), [[2, 3]], 0).tolist() == [[2, 3]]
     assert generate(counting(), np.zeros((0, 3), int), 4).shape == (0, 3)
@@ -143,6 +153,7 @@ def test_seeds_decide_the_draws():
         ({"lengths": [4]}, "from 0 to 2"),
         ({"lengths": [1, 1]}, "lengths"),
         ({"seed": "a"}, "seed"),
+        ({"padding": "both"}, 'padding must be "right" or "left"'),
     ],
 )
 def test_options_out_of_range_are_refused_before_anything_runs(options, reason):

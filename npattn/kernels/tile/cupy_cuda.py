@@ -137,6 +137,7 @@ def _forward(
         _cuda.require_gpu_array(array)
     xp, acc = array_module(q), accumulation_dtype(problem.dtype)
     with _cuda.device_of(q):
+        k, v = k.astype(problem.dtype, copy=False), v.astype(problem.dtype, copy=False)
         rows = (problem.batch, problem.heads_q, problem.len_q)
         arrays: dict[str, Any] = {
             "q": q,

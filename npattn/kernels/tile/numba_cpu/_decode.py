@@ -1,0 +1,363 @@
+"""Forward kernel for few queries: decoding, where reading keys and values once is all the work.
+
+Loop order: a work unit is one split of the keys of one (batch element, key head). All query rows of the group
+(its heads times len_q, at most tile_q) stand together in scratch and meet the keys in steps of up to tile_k::
+
+    S = Q K^T     dot products with the key rows as they lie, no transposed copy (`_simd.dots`)
+    P = exp(S - m)
+    acc += P V
+
+A step also ends where the rows of a page do, so that keys and values are read where they are, a page table or
+not. Rows stored in 16 bits, and rows that are no whole vectors, are widened into scratch step by step. Units
+write only rows of their own (of their own split: `merge_units` joins these), so nothing depends on the thread
+count.
+
+Versions (Zen 4, one core, float32; GB/s of keys and values from memory, and where they fit, from cache):
+
+=============================================== ============ ============ =============
+rows and head_dim                               3 of 64      1 of 64      4 of 128
+=============================================== ============ ============ =============
+the forward kernel: keys transposed, matmul     9.3 / 27     10 / 34      9.4
+dot products with the rows as they lie          12.6 / 32    13.7 / 50    9.6
+the rows read in order first (``touched``)      16.1 / 25    19.9 / 43    15.3
+=============================================== ============ ============ =============
+
+Adding up a whole array reads 31 GB/s there. Sixteen rows of 512 bytes read side by side, as the products and
+the second half of a wide row of values do, get 12: the processor's prefetchers follow few streams. Prefetch
+instructions did not help (12.5 / 16 / 12 at best, at any distance, into either cache), nor did reading values
+in order just before they are multiplied instead of with the keys (17.8 / 16.9 / 15.7).
+"""
+
+from typing import Final
+
+from numba import types
+
+from npattn.kernels._jit import jit
+from npattn.kernels._parts import part
+from npattn.kernels._simd.dots import dots
+from npattn.kernels._simd.exp import exp_scalar
+from npattn.kernels._simd.matmul import matmul
+from npattn.kernels._simd.vectors import (
+    add,
+    cast,
+    first,
+    fma,
+    greater,
+    hsum,
+    lanes,
+    lesser,
+    load,
+    load_int32,
+    load_scalar,
+    only_first,
+    scalar_bytes,
+    splat,
+    store,
+    store_scalar,
+    vector_bytes,
+)
+from npattn.kernels.tile.numba_cpu._decode_params import params_at
+from npattn.kernels.tile.numba_cpu._rows import (
+    NEGATIVE_INFINITY,
+    copy_rows,
+    fill_zero,
+    has_nonfinite,
+    store_row,
+)
+from npattn.kernels.tile.numba_cpu._tile import (
+    drop_rows,
+    finish_logits,
+    first_visible,
+    last_visible,
+    list_of,
+    matmul_visible,
+    note_visible,
+    online_softmax,
+    scale_rows,
+)
+from npattn.plans.tiles import INTERVAL
+
+LINE: Final = 64  # bytes of a cache line
+
+
+@part("one")
+def touched(address, row, rows, vectors, one):
+    """Read rows of whole vectors in order; returns something that depends on all of them."""
+    width = vector_bytes(one)
+    a, b = splat(cast(0.0, one)), splat(cast(0.0, one))
+    whole = vectors // 4 * 4
+    for r in range(rows):
+        at = address + r * row
+        for c in range(0, whole * width, 4 * width):
+            a = add(a, load(at + c, one))
+            b = add(b, load(at + c + width, one))
+            a = add(a, load(at + c + 2 * width, one))
+            b = add(b, load(at + c + 3 * width, one))
+        for c in range(whole * width, vectors * width, width):
+            a = add(a, load(at + c, one))
+    return first(add(a, b))
+
+
+@part()
+def row_products(q, q_row, k, k_row, v, v_row, v_vectors, s, s_row, rows, keys, vectors, one):
+    """s[r, j] = q[r] . k[j]; columns are padded to whole vectors with copies of the last."""
+    n = lanes(one)
+    width = vector_bytes(one)
+    for j in range(0, keys, n):
+        last = lesser(n, keys - j) - 1
+        at = s + j // n * width
+        store_scalar(at, touched(k + j * k_row, k_row, last + 1, vectors, one))
+        store_scalar(at, touched(v + j * v_row, v_row, last + 1, v_vectors, one))
+        for r in range(rows):
+            store(at + r * s_row, dots(q + r * q_row, k + j * k_row, k_row, last, vectors, one))
+
+
+@part(types.intp)
+def page_of(p, b, j):
+    """The page that holds key j of batch element b."""
+    return load_int32(p.page_table + b * p.page_row + j // p.page_size * 4)
+
+
+@part(types.intp)
+def run_end(p, b, j, stop):
+    """Where rows from key j on stop being evenly spaced: at a page's end, unless its neighbour follows."""
+    if p.page_size == 0:
+        return stop
+    end = (j // p.page_size + 1) * p.page_size
+    while end < stop and p.pages_touch and page_of(p, b, end) == page_of(p, b, end - 1) + 1:
+        end += p.page_size
+    return lesser(end, stop)
+
+
+@part()
+def keys_step(
+    p, b, g, lst, j0, width_k, kind, bitmap, q, q_row, keys, values, s, visible, m, l_parts, acc, acc_row,
+    shares, one,
+):  # fmt: skip
+    """One step of the online softmax; ``shares`` is 0, or where each row's 1 / l stands once it is final."""
+    n = lanes(one)
+    size = scalar_bytes(one)
+    width = vector_bytes(one)
+    s_row = p.tile_k * size
+    rows = p.group * p.len_q
+    h0 = g * p.group
+    vectors = (width_k + n - 1) // n
+    acc_vectors = (p.dim_v + n - 1) // n
+    outer = b
+    inner = j0
+    if p.page_size != 0:
+        outer = page_of(p, b, j0)
+        inner = j0 % p.page_size
+    k = p.k + outer * p.k_b + g * p.k_h + inner * p.k_j
+    k_row = p.k_j
+    v = p.v + outer * p.v_b + g * p.v_h + inner * p.v_j
+    v_row = p.v_j
+    if p.copies_keys:
+        store_scalar(s, touched(k, k_row, width_k, p.dim * p.item // width, one))
+        store_scalar(s, touched(v, v_row, width_k, p.dim_v * p.item // width, one))
+        copy_rows(k, k_row, keys, q_row, width_k, p.dim, p.kind_kv, one)
+        k = keys
+        k_row = q_row
+    row_products(
+        q,
+        q_row,
+        k,
+        k_row,
+        v,
+        v_row,
+        0 if p.copies_keys else acc_vectors,
+        s,
+        s_row,
+        rows,
+        width_k,
+        (p.dim + n - 1) // n,
+        one,
+    )
+    partial = finish_logits(
+        p, b, lst, h0, p.group, 0, p.len_q, j0, width_k, kind, bitmap, s, s_row, vectors, 0, one
+    )
+    if p.copies_values:
+        copy_rows(v, v_row, values, acc_row, width_k, p.dim_v, p.kind_kv, one)
+        v = values
+        v_row = acc_row
+    if partial:
+        partial = has_nonfinite(v, v_row, width_k, acc_vectors, one)
+        if partial:
+            note_visible(s, s_row, visible, rows, vectors, one)
+    online_softmax(s, s_row, m, l_parts, acc, acc_row, acc_vectors, rows, vectors, one)
+    if shares != 0:
+        for r in range(rows):
+            scale_rows(s + r * s_row, s_row, 1, vectors, load_scalar(shares + r * size, one), one)
+    if p.has_dropout:
+        drop_rows(p, b, h0, p.group, 0, p.len_q, j0, s, s_row, vectors, one)
+    if partial:
+        matmul_visible(s, visible, s_row, size, v, v_row, acc, acc_row, rows, acc_vectors, width_k, one)
+    else:
+        matmul(s, s_row, size, v, v_row, acc, acc_row, rows, acc_vectors, width_k, True, one)
+
+
+@part()
+def all_steps(
+    p, b, g, tile_first, tile_stop, q, q_row, keys, values, s, visible, m, l_parts, acc, acc_row, shares, one
+):
+    """The group's rows meet every key they may see in key tiles tile_first .. tile_stop."""
+    lst = list_of(p, b, g * p.group)
+    ptr = p.row_ptr + lst * (p.num_rows + 1) * 4
+    for span in range(load_int32(ptr), load_int32(ptr + 4)):
+        kind = load_int32(p.row_kind + span * 4)
+        bitmap = load_int32(p.row_bits + span * 4)
+        tile_from = greater(load_int32(p.row_first + span * 4), tile_first)
+        tile_to = lesser(load_int32(p.row_stop + span * 4), tile_stop)
+        for tile in range(tile_from, tile_to):
+            j = tile * p.tile_k
+            stop = lesser(j + p.tile_k, p.len_k)
+            if kind == INTERVAL:
+                stop = lesser(stop, last_visible(p, lst, 0, p.len_q))
+                j = greater(j, first_visible(p, lst, 0, p.len_q))
+            while j < stop:
+                end = run_end(p, b, j, stop)
+                keys_step(
+                    p, b, g, lst, j, end - j, kind, bitmap, q, q_row, keys, values, s, visible, m, l_parts,
+                    acc, acc_row, shares, one,
+                )  # fmt: skip
+                j = end
+
+
+@jit
+def decode_units(address, first, stop, scratch, one):
+    """See ``_decode_units``."""
+    _decode_units(address, first, stop, scratch, one)
+
+
+@part()
+def _decode_units(address, first, stop, scratch, one):
+    """Units first .. stop; unit = (split * batch + b) * heads_kv + g."""
+    p = params_at(address)
+    pairs = p.batch * p.heads_kv
+    for unit in range(first, stop):
+        split = unit // pairs
+        b = unit % pairs // p.heads_kv
+        _decode(p, b, unit % p.heads_kv, split, scratch, one)
+
+
+@part()
+def _decode(p, b, g, split, scratch, one):
+    """One split of the keys of one (batch element, key head)."""
+    n = lanes(one)
+    size = scalar_bytes(one)
+    width = vector_bytes(one)
+    rows = p.group * p.len_q
+    h0 = g * p.group
+    tile_first = p.num_cols * split // p.splits
+    tile_stop = p.num_cols * (split + 1) // p.splits
+    acc_vectors = (p.dim_v + n - 1) // n
+    q_vectors = (p.dim + n - 1) // n
+    q_row = q_vectors * width
+    acc_row = acc_vectors * width
+    s_row = p.tile_k * size
+    numbers = (rows + n - 1) // n * width  # one number a row
+    s = scratch
+    visible = s + rows * s_row
+    m = visible + rows * s_row
+    shares = m + numbers
+    again = shares + numbers
+    l_parts = again + numbers
+    q = l_parts + rows * width
+    acc = q + rows * q_row
+    keys = acc + rows * acc_row
+    values = keys + p.tile_k * q_row
+
+    for hh in range(p.group):
+        source = p.q + b * p.q_b + (h0 + hh) * p.q_h
+        copy_rows(source, p.q_i, q + hh * p.len_q * q_row, q_row, p.len_q, p.dim, p.kind, one)
+        top = cast(NEGATIVE_INFINITY, one)
+        if p.has_sinks and split == 0:
+            top = load_scalar(p.sinks + (h0 + hh) * size, one)
+        seen = cast(1.0 if top != NEGATIVE_INFINITY else 0.0, one)
+        for r in range(hh * p.len_q, (hh + 1) * p.len_q):
+            store_scalar(m + r * size, top)
+            store(l_parts + r * width, only_first(seen))
+    if p.scale_before != 1.0:
+        scale_rows(q, q_row, rows, q_vectors, cast(p.scale_before, one), one)
+    zero = cast(0.0, one)
+    out_kind = p.kind if p.splits == 1 else 0
+    repeat = False
+    attempt = 0
+    while attempt < 2:
+        fill_zero(acc, rows * acc_vectors, one)
+        all_steps(
+            p, b, g, tile_first, tile_stop, q, q_row, keys, values, s, visible, m, l_parts, acc, acc_row,
+            0 if attempt == 0 else shares, one,
+        )  # fmt: skip
+        for r in range(rows):
+            h = h0 + r // p.len_q
+            i = r % p.len_q
+            target = p.out + split * p.out_split + b * p.out_b + h * p.out_h + i * p.out_i
+            if attempt == 0:
+                total = hsum(load(l_parts + r * width, one))
+                share = cast(1.0, one) / total if total != zero else zero
+                at = (((split * p.batch + b) * p.heads_q + h) * p.len_q + i) * size
+                store_scalar(p.m + at, load_scalar(m + r * size, one) if total != zero else zero)
+                store_scalar(p.l + at, total)
+                store_scalar(shares + r * size, share)
+                # inf or NaN may be the overflow of a sum not yet normalised: such rows once more, with
+                # weights that sum to 1; the others are done
+                failed = has_nonfinite(acc + r * acc_row, 0, 1, acc_vectors, one)
+                store_scalar(again + r * size, cast(1.0, one) if failed else zero)
+                repeat = repeat or failed
+                if not failed:
+                    store_row(acc + r * acc_row, target, p.dim_v, share, out_kind, one)
+            elif load_scalar(again + r * size, one) != zero:
+                store_row(acc + r * acc_row, target, p.dim_v, cast(1.0, one), out_kind, one)
+        attempt += 1 if repeat else 2
+
+
+@jit
+def merge_units(address, first, stop, scratch, one):
+    """See ``_merge_units``."""
+    _merge_units(address, first, stop, scratch, one)
+
+
+@part()
+def _merge_units(address, first, stop, scratch, one):
+    """The splits' results joined, in order, into whole, whole_m and whole_l; unit = b * heads_q + h."""
+    p = params_at(address)
+    n = lanes(one)
+    size = scalar_bytes(one)
+    width = vector_bytes(one)
+    vectors = (p.dim_v + n - 1) // n
+    item = size if p.kind == 0 else 2
+    zero = cast(0.0, one)
+    each = p.batch * p.heads_q * p.len_q
+    for unit in range(first, stop):
+        for i in range(p.len_q):
+            row = unit * p.len_q + i
+            top = cast(NEGATIVE_INFINITY, one)
+            for split in range(p.splits):
+                at = (split * each + row) * size
+                if load_scalar(p.l + at, one) != zero:
+                    m = load_scalar(p.m + at, one)
+                    # a NaN stays: comparisons with it are false
+                    top = m if not m <= top else top
+            total = zero
+            for split in range(p.splits):
+                at = (split * each + row) * size
+                l = load_scalar(p.l + at, one)
+                if l != zero:
+                    total += l * exp_scalar(load_scalar(p.m + at, one) - top)
+            fill_zero(scratch, vectors, one)
+            for split in range(p.splits):
+                at = split * each + row
+                l = load_scalar(p.l + at * size, one)
+                if l != zero:
+                    share = splat(l * exp_scalar(load_scalar(p.m + at * size, one) - top) / total)
+                    source = p.out + at * vectors * width
+                    for c in range(vectors):
+                        sum_at = scratch + c * width
+                        store(sum_at, fma(load(source + c * width, one), share, load(sum_at, one)))
+            store_row(scratch, p.whole + row * p.dim_v * item, p.dim_v, cast(1.0, one), p.kind, one)
+            store_scalar(p.whole_m + row * size, top if total != zero else zero)
+            store_scalar(p.whole_l + row * size, total)
+
+
+__all__ = ["decode_units", "merge_units"]
