@@ -16,6 +16,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from npattn.kernels._simd.hashing import _fold, _mix
+from npattn.kernels._simd.row_sums import emit_sum_tree
 from npattn.kernels._simd.vectors import (
     I32,
     Vec,
@@ -49,22 +50,6 @@ def _emit_mask(builder: Any, vec: Vec, count: Any) -> Any:
     """Lanes below the int64 ``count``."""
     numbers = emit_lane_numbers(vec)
     return builder.icmp_signed("<", numbers, emit_splat(builder, numbers.type, builder.trunc(count, I32)))
-
-
-def _emit_sum_tree(builder: Any, vectors: list[Any]) -> Any:
-    """One vector whose lane t is the sum over the lanes of vector t."""
-    count = len(vectors)
-    kind = ir.VectorType(I32, count)
-    step = 1
-    while len(vectors) > 1:
-        low = ir.Constant(kind, [lane if not lane & step else count + lane - step for lane in range(count)])
-        high = ir.Constant(kind, [lane + step if not lane & step else count + lane for lane in range(count)])
-        vectors = [
-            builder.fadd(builder.shuffle_vector(a, b, low), builder.shuffle_vector(a, b, high))
-            for a, b in zip(vectors[::2], vectors[1::2], strict=True)
-        ]
-        step *= 2
-    return vectors[0]
 
 
 def _emit_leaky(builder: Any, x: Any, slope: Any) -> Any:
@@ -165,7 +150,7 @@ def _lane_products(dynamic: bool) -> Any:
                 phi.add_incoming(total, after)
                 phi.add_incoming(end, last)
                 merged.append(phi)
-            return _emit_sum_tree(builder, merged)
+            return emit_sum_tree(builder, merged)
 
         i = types.int64
         return vec(i, i, i, i, i, one, pairs, one), codegen
@@ -450,17 +435,3 @@ def load_node(typingctx: Any, address: Any) -> Any:
         return builder.sext(emit_load(builder, arguments[0], I32), I64)
 
     return types.int64(types.int64), codegen
-
-
-@intrinsic
-def prefetch(typingctx: Any, address: Any) -> Any:
-    """Ask for the cache line at ``address``."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [pointer, I32(0), I32(3), I32(1)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen

@@ -20,8 +20,8 @@ shared by batch elements or by heads of several units is served by `bias_units`,
 pair at all (`_launch._dbias_of_rows`).
 
 ``dot`` (bfloat16 on processors with its dot products): all five products take pairs of bfloat16, added up in
-float32. P and dS are rounded once their rows are done, P in pairs along the queries, dS both ways; exponentials,
-delta and the sums of dbias and dsinks see the unrounded ones.
+float32. P and dS are rounded once their rows are done, P in pairs along the queries, dS both ways;
+exponentials, delta and the sums of dbias and dsinks see the unrounded ones.
 
 Versions (Zen 4, one core, percent of the FMA peak, float32, backward alone; full / causal):
 
@@ -32,10 +32,10 @@ tiles 48 x 64, edge tiles computed whole        83 / 73          91 / 83        
 edge tiles in strips of 24 query rows           83 / 78          84-91 / 83        77 / 58
 =============================================== ================ ================= ==============
 
-bfloat16 dot products against float32 on two cores, backward alone, full / causal: 1.86 / 1.70 times as fast at
-1,8,2048,64, 1.78 / 1.75 at 1,8,2048,128, 1.68 / 1.46 at 8,12,128,64; 342 to 370 GFLOP/s of 458. Leaving out
-the pass that scales the logits behind the product would bring 1 % (forward 3 %): it stays, as keys keep their
-bits.
+bfloat16 dot products against float32 on two cores, backward alone, full / causal: 1.86 / 1.70 times as fast
+at 1,8,2048,64, 1.78 / 1.75 at 1,8,2048,128, 1.68 / 1.46 at 8,12,128,64; 342 to 370 GFLOP/s of 458. Leaving
+out the pass that scales the logits behind the product would bring 1 % (forward 3 %): it stays, as keys keep
+their bits.
 
 Q and dO are read in place where their rows are contiguous whole vectors, and copied per tile otherwise.
 """

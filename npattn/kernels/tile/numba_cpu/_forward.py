@@ -22,6 +22,10 @@ their rows see                                  82 / 80          87 / 84        
 bfloat16 dot products (of the float32 peak)     130 / 125        155 / 144         119 / 74
 =============================================== ================ ================= ==============
 
+Short sequences (one core, 32,12,64,32): 55 % of the peak; with q read in place and l summed for 16 rows at a
+time 63. There softmax takes 14 % of the time, packing K 8, the products 60. Fetching the next unit's rows ahead
+(prefetch instructions, a share with each query tile) brought nothing, 128 keys a tile neither.
+
 The first line already has: the horizontal maximum only in rows where a lane exceeds m; l as partial sums per
 lane; K transposed in registers while it is packed; key tile 64 (in the prototype better than 128 and 256).
 Taken out again: adding to l what rounding the weights to bfloat16 takes away, which put an error of 7e-4 into
@@ -36,11 +40,13 @@ from npattn.kernels._jit import jit
 from npattn.kernels._parts import part
 from npattn.kernels._simd.exp import exp_scalar
 from npattn.kernels._simd.matmul import matmul, matmul_pairs
+from npattn.kernels._simd.row_sums import row_sums
 from npattn.kernels._simd.vectors import (
     cast,
+    div,
     fma,
     greater,
-    hsum,
+    keep_where_equal,
     lanes,
     lesser,
     load,
@@ -165,19 +171,26 @@ def query_block(
     visible = s + p.tile_q * s_row
     m = visible + p.tile_q * s_row
     shares = m + p.tile_q * size
-    again = shares + p.tile_q * size
+    totals = shares + p.tile_q * size
+    again = totals + p.tile_q * size
     l_parts = again + p.tile_q * size
     q = l_parts + p.tile_q * width
     acc = q + p.tile_q * q_row
     plain_v = acc + p.tile_q * acc_row  # these two for pairs of bfloat16 only
     rounded = plain_v + p.tile_k * acc_row
 
+    source = p.q + b * p.q_b + h0 * p.q_h + i0 * p.q_i
+    if not dot and p.kind == 0 and p.q_i == p.dim * size and (heads == 1 or p.q_h == p.len_q * p.q_i):
+        q = source  # rows one behind the other are read where they are
+        q_row = p.q_i
+    else:
+        for hh in range(heads):
+            copy = q + hh * count * q_row
+            if dot:
+                copy_pairs(source + hh * p.q_h, p.q_i, copy, q_row, count, p.dim, one)
+            else:
+                copy_rows(source + hh * p.q_h, p.q_i, copy, q_row, count, p.dim, p.kind, one)
     for hh in range(heads):
-        source = p.q + b * p.q_b + (h0 + hh) * p.q_h + i0 * p.q_i
-        if dot:
-            copy_pairs(source, p.q_i, q + hh * count * q_row, q_row, count, p.dim, one)
-        else:
-            copy_rows(source, p.q_i, q + hh * count * q_row, q_row, count, p.dim, p.kind, one)
         top = cast(NEGATIVE_INFINITY, one)
         if p.has_sinks and split == 0:
             top = load_scalar(p.sinks + (h0 + hh) * size, one)
@@ -188,6 +201,7 @@ def query_block(
     lst = list_of(p, b, h0)
     ptr = p.row_ptr + (lst * (p.num_rows + 1) + row) * 4
     zero = cast(0.0, one)
+    unit = cast(1.0, one)
     in_place = p.lazy and not values_are_copied(p, one)
     out_kind = p.kind if p.splits == 1 else 0
     repeat = False
@@ -230,32 +244,50 @@ def query_block(
                             rounded, plain_v, g, dot, one,
                         )  # fmt: skip
 
+        # inf or NaN may be the overflow of a sum not yet normalised: such rows once more, with weights that
+        # sum to 1; the others are done
+        if attempt == 0:
+            close_rows(l_parts, m, totals, shares, rows, one)
+            repeat = has_nonfinite(acc, acc_row, rows, acc_vectors, one)
         for hh in range(heads):
+            at = ((split * p.batch + b) * p.heads_q + h0 + hh) * p.len_q + i0
+            target = p.out + split * p.out_split + b * p.out_b + (h0 + hh) * p.out_h + i0 * p.out_i
             for ii in range(count):
                 r = hh * count + ii
-                target = p.out + split * p.out_split
-                target += b * p.out_b + (h0 + hh) * p.out_h + (i0 + ii) * p.out_i
                 if attempt == 0:
-                    total = hsum(load(l_parts + r * width, one))
-                    share = cast(1.0, one) / total if total != zero else zero
-                    at = (((split * p.batch + b) * p.heads_q + h0 + hh) * p.len_q + i0 + ii) * size
-                    store_scalar(p.m + at, load_scalar(m + r * size, one) if total != zero else zero)
-                    store_scalar(p.l + at, total)
-                    store_scalar(shares + r * size, share)
-                    # inf or NaN may be the overflow of a sum not yet normalised: such rows once more, with
-                    # weights that sum to 1; the others are done
-                    failed = has_nonfinite(acc + r * acc_row, 0, 1, acc_vectors, one)
-                    store_scalar(again + r * size, cast(1.0, one) if failed else zero)
-                    repeat = repeat or failed
-                else:
-                    share = cast(1.0, one)
-                    failed = load_scalar(again + r * size, one) == zero  # no: done before
-                if not failed:
-                    store_row(acc + r * acc_row, target, p.dim_v, share, out_kind, one)
+                    store_scalar(p.m + (at + ii) * size, load_scalar(m + r * size, one))
+                    store_scalar(p.l + (at + ii) * size, load_scalar(totals + r * size, one))
+                done = True
+                share = load_scalar(shares + r * size, one)
+                if repeat:
+                    if attempt == 0:
+                        done = not has_nonfinite(acc + r * acc_row, 0, 1, acc_vectors, one)
+                        store_scalar(again + r * size, zero if done else unit)
+                    else:
+                        done = load_scalar(again + r * size, one) != zero
+                        share = unit
+                if done:
+                    store_row(acc + r * acc_row, target + ii * p.out_i, p.dim_v, share, out_kind, one)
                     if p.rest != 0 and p.splits == 1:
-                        at = (b * p.heads_q + h0 + hh) * p.len_q + i0 + ii
-                        store_rest(acc + r * acc_row, p.rest + at * p.dim_v * 2, p.dim_v, share, p.kind, one)
+                        rest = p.rest + (at + ii) * p.dim_v * 2
+                        store_rest(acc + r * acc_row, rest, p.dim_v, share, p.kind, one)
         attempt += 1 if repeat else 2
+
+
+@part()
+def close_rows(l_parts, m, totals, shares, rows, one):
+    """Write l and 1 / l of each row: 0, and so m, where it has seen nothing. Whole vectors of rows."""
+    n = lanes(one)
+    size = scalar_bytes(one)
+    width = vector_bytes(one)
+    zero = cast(0.0, one)
+    zeros = splat(zero)
+    ones = splat(cast(1.0, one))
+    for r in range(0, rows, n):
+        total = row_sums(l_parts + r * width, width, one)
+        store(totals + r * size, total)
+        store(shares + r * size, keep_where_equal(total, zero, zeros, div(ones, total)))
+        store(m + r * size, keep_where_equal(total, zero, zeros, load(m + r * size, one)))
 
 
 @part(static=("dot",))
@@ -319,7 +351,7 @@ def _forward_units(address, first, stop, scratch, dot, one):
         v_rows = p.tile_k // 2
     copied = values_are_copied(p, one)
     keys = scratch + p.tile_q * (2 * s_row + width + q_row + value_vectors * width)
-    keys += 3 * p.tile_q * size  # m, shares, again
+    keys += 4 * p.tile_q * size  # m, shares, totals, again
     if dot:
         keys += p.tile_k * (value_vectors * width + p.tile_q * 2)  # plain_v, rounded
     for unit in range(first, stop):

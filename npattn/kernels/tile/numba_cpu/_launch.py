@@ -128,7 +128,7 @@ def _make_forward(problem: Problem, plan: TilePlan, threads: int) -> _Launch:
 
     size, width = accumulation.itemsize, 4 * _host.WIDTH
     q_row, v_row = _round_up(problem.head_dim * size, width), _round_up(problem.head_dim_v * size, width)
-    scratch_bytes = TILE_Q * (2 * TILE_K * size + width + q_row + v_row) + 3 * TILE_Q * size
+    scratch_bytes = TILE_Q * (2 * TILE_K * size + width + q_row + v_row) + 4 * TILE_Q * size
     kernel = _forward.forward_units
     if fields["kind"] == 2 and _host.HAS_BF16_DOT:
         kernel = _forward.forward_units_of_pairs
