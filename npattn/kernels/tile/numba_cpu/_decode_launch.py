@@ -10,7 +10,7 @@ import numpy as np
 from npattn import _threads
 from npattn._arrays import accumulation_dtype
 from npattn._typing import Array
-from npattn.kernels import _jit
+from npattn.kernels import _jit, _team
 from npattn.kernels._simd import _host
 from npattn.kernels.contract import Forward, Problem
 from npattn.kernels.tile.numba_cpu import _decode, _launch
@@ -21,8 +21,8 @@ from npattn.plans.tiles import TilePlan
 #: With more rows to a key head, keys that need no widening are better transposed once for all of them.
 MOST_ROWS: Final = 8
 #: Bytes of keys and values below which waking a helper costs more than it brings.
-_SERIAL: Final = 1 << 20
-_ITEM: Final = 1 << 18  # bytes an item should read at least
+_SERIAL: Final = 1 << 18
+_ITEM: Final = 1 << 17  # bytes an item should read at least
 
 
 def reads_pages(problem: Problem, plan: TilePlan) -> bool:
@@ -123,8 +123,8 @@ def _maker(kind_kv: int, page_size: int, pages_touch: bool) -> Callable[[Problem
         fields["copies_keys"] = kind_kv != 0 or q_row != problem.head_dim * size
         fields["copies_values"] = kind_kv != 0 or v_row != problem.head_dim_v * size
         pairs = problem.batch * problem.heads_kv
-        # splits of at least 1,024 keys, some thirty units in all; fixed by the problem
-        splits = max(1, min(fields["num_cols"] // 16, -(-32 // pairs)))
+        # splits of at least 512 keys, some thirty units in all; fixed by the problem
+        splits = max(1, min(fields["num_cols"] // 8, -(-32 // pairs)))
         fields["splits"] = splits
         rows = problem.len_q * problem.heads_q // problem.heads_kv
         numbers = _launch._round_up(rows * size, width)
@@ -203,10 +203,11 @@ def _decode_call(
         if launch.splits > 1:
             _decode.merge_units(where, 0, rows[0] * rows[1], scratch, launch.one)
         return result
-    _launch._run(launch.kernel, where, launch.items, launch)
+    items, scratch_bytes, one = len(launch.items), launch.scratch_bytes, launch.one
+    _team.run(launch.kernel, where, launch.units, items, scratch_bytes, one)
     if launch.splits > 1:
         heads = rows[0] * rows[1]
-        _launch._run(_decode.merge_units, where, _launch._ranges(heads, len(launch.items)), launch)
+        _team.run(_decode.merge_units, where, heads, min(heads, items), scratch_bytes, one)
     return result
 
 
