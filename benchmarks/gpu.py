@@ -12,6 +12,7 @@ table, with card and date, belongs into docs/performance.md.
 import argparse
 import contextlib
 import datetime
+import os
 import sys
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from npattn import attention_vjp, masks  # noqa: E402
+from npattn import attention, attention_vjp, masks  # noqa: E402
 from npattn.graph import Adjacency, graph_attention_vjp  # noqa: E402
 from npattn.kernels import _cuda  # noqa: E402
 from npattn.kernels.edge import cuda_launch as edge_launch  # noqa: E402
@@ -64,15 +65,19 @@ def probes(cp: Any, run: Any) -> list[tuple[str, float, float]]:
     rng = np.random.default_rng(0)
     found = []
 
-    def launch(entry: str, a: Any, b: Any, d: Any, is_bf16: bool = False) -> Any:
-        kernel = _cuda.Kernel(
-            ("device.cuh", "../../benchmarks/gpu_probes.cu"), (("IS_BF16", str(int(is_bf16))),)
-        )
+    def launch(entry: str, a: Any, b: Any, d: Any, is_bf16: bool = False, hopper_threads: int = 0) -> Any:
+        defines = (("IS_BF16", str(int(is_bf16))),)
+        if hopper_threads:
+            files: tuple[str, ...] = ("device.cuh", "hopper.cuh", "../../benchmarks/hopper_probes.cu")
+            kernel = _cuda.Kernel(files, defines, "a")
+        else:
+            kernel = _cuda.Kernel(("device.cuh", "../../benchmarks/gpu_probes.cu"), defines)
         a, b, d = (None if x is None else cp.asarray(x) for x in (a, b, d))
         params = np.zeros(1, [("a", "u8"), ("b", "u8"), ("d", "u8")])
         params["a"], params["d"] = _cuda.pointer(a), _cuda.pointer(d)
         params["b"] = 0 if b is None else _cuda.pointer(b)
-        run([_cuda.Launch(kernel, entry, 1, 32, 512, params)])
+        threads, shared = (hopper_threads, 48 << 10) if hopper_threads else (32, 512)
+        run([_cuda.Launch(kernel, entry, 1, threads, shared, params)])
         return cp.asnumpy(d)
 
     a, b = rng.standard_normal((16, 16)).astype(np.float16), rng.standard_normal((16, 8)).astype(np.float16)
@@ -102,7 +107,40 @@ def probes(cp: Any, run: Any) -> list[tuple[str, float, float]]:
     half = a.astype(np.float16).astype(np.float32)
     found.append(("conversions", relative(d[[0, 1, 2, 4]], np.stack([half, *rounded, tf32, half])), 0.0))
     found.append(("exp2", relative(d[3], np.exp2(a.astype(float))), 5e-7))
+    if not has_wgmma():
+        return found
+    numbers = rng.integers(-8, 8, (192, 128)).astype(np.float32)  # exact in either dtype
+    exact_a, exact_b = numbers[:64].astype(float), numbers[64:].astype(float)
+    for name, is_bf16 in (("f16", False), ("bf16", True)):
+        upper = (numbers.view(np.uint32) >> 16).astype(np.uint16)
+        bits = np.ascontiguousarray(upper if is_bf16 else numbers.astype(np.float16).view(np.uint16))
+        for entry, exact in (("rows", exact_a @ exact_b.T), ("into", exact_a @ exact_b)):
+            d = np.full((64, 128), np.nan, np.float32)
+            d = launch(f"probe_wgmma_{entry}", bits[:64], bits[64:], d, is_bf16, 128)
+            found.append((f"wgmma_{entry} {name}", relative(d, exact), 0.0))
+    d = launch("probe_mbarrier", numbers[:3, :64].copy(), None, np.zeros((3, 64), np.float32), False, 256)
+    found.append(("mbarrier, named barriers, registers", relative(d, numbers[:3, :64][:, ::-1]), 0.0))
     return found
+
+
+def has_wgmma() -> bool:
+    """Whether the sm_90a kernels run on this card."""
+    return _cuda.architecture(_cuda.current_device()) == "sm_90"
+
+
+@contextlib.contextmanager
+def environment(**variables: str) -> Any:
+    """Environment variables set for the block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def both_passes(arguments: dict[str, Any], cotangents: Any, move: Any, back: Any, backend: str) -> list[Any]:
@@ -114,14 +152,17 @@ def both_passes(arguments: dict[str, Any], cotangents: Any, move: Any, back: Any
     return [None if x is None else back(x) for x in (out, lse, *grads)]
 
 
-def check_attention(cp: Any, small: bool) -> list[tuple[str, float, float]]:
-    """The shared table of cases in every dtype, forward and backward, against the oracle in float64."""
+def check_attention(cp: Any, small: bool, variant: str = "") -> list[tuple[str, float, float]]:
+    """The shared table of cases in every dtype, forward and backward, against the oracle in float64.
+
+    ``variant`` names the 16-bit kernels that an environment variable has asked for.
+    """
     chosen = cases("shapes", "masks", "features")
     if small:
         chosen = [entry for entry in chosen if entry.name in ("gqa, causal", "one query")]
     found = []
     for dtype in (np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.float16), bfloat16()):
-        if dtype is None:
+        if dtype is None or (variant and dtype.itemsize > 2):
             continue
         worst, where = 0.0, ""
         for entry in chosen:
@@ -152,11 +193,24 @@ def check_attention(cp: Any, small: bool) -> list[tuple[str, float, float]]:
                 error = relative(x, y) if x.tobytes() == z.tobytes() else np.inf  # the same bits every time
                 if error > worst:
                     worst, where = error, f"{entry.name}: {name}"
-        found.append((f"attention {dtype.name} (worst: {where})", worst, LIMITS[dtype.name]))
+        found.append((f"attention {dtype.name}{variant} (worst: {where})", worst, LIMITS[dtype.name]))
     return found
 
 
-def check_masked(cp: Any) -> list[tuple[str, float, float]]:
+def check_long(cp: Any, small: bool, variant: str = "") -> list[tuple[str, float, float]]:
+    """Many steps a row, more than any pipeline has stages: causal, and a window that ends the rows early."""
+    rng = np.random.default_rng(4)
+    length = 700 if small else 3000
+    found = []
+    for dim, mask in ((64, masks.Causal()), (128, masks.Window(300, 300))):
+        q, k, v = (rng.standard_normal((1, 2, length, dim)).astype(np.float16) for _ in range(3))
+        exact = attention(*(x.astype(np.float64) for x in (q, k, v)), mask=mask, backend="numpy")
+        out = cp.asnumpy(attention(*map(cp.asarray, (q, k, v)), mask=mask, backend="cupy"))
+        found.append((f"{length} keys, head_dim {dim}, float16{variant}", relative(out, exact), 1e-3))
+    return found
+
+
+def check_masked(cp: Any, variant: str = "") -> list[tuple[str, float, float]]:
     """NaN in what is masked changes nothing; long rows through many tiles."""
     rng = np.random.default_rng(2)
     found = []
@@ -170,7 +224,7 @@ def check_masked(cp: Any) -> list[tuple[str, float, float]]:
             out, pullback = attention_vjp(*map(cp.asarray, (q, k, v)), mask=mask, backend="cupy")
             results.append([cp.asnumpy(x) for x in (out, *pullback(cp.asarray(dout))[:3])])
         is_same = all(x.tobytes() == y.tobytes() for x, y in zip(*results, strict=True))
-        found.append((f"masked NaN {np.dtype(dtype).name}", 0.0 if is_same else np.inf, 0.0))
+        found.append((f"masked NaN {np.dtype(dtype).name}{variant}", 0.0 if is_same else np.inf, 0.0))
     return found
 
 
@@ -295,7 +349,11 @@ def time_attention(cp: Any, clock: Clock, small: bool) -> list[str]:
             )
             for causal in (False, True):
                 mask = masks.Causal() if causal else None
-                for backward in (False, True):
+                passes: list[tuple[str, dict[str, str]]] = [("forward", {}), ("forward + backward", {})]
+                if dtype != "float32" and shape[-1] <= 128 and has_wgmma():
+                    passes.insert(1, ("forward, wgmma", {"NPATTN_WGMMA": "1"}))
+                for name, variables in passes:
+                    backward = "backward" in name
 
                     def call(
                         backward: bool = backward, mask: Any = mask, q: Any = q, k: Any = k, v: Any = v
@@ -304,19 +362,20 @@ def time_attention(cp: Any, clock: Clock, small: bool) -> list[str]:
                         if backward:
                             pullback(dout)  # noqa: B023
 
-                    ms = clock(call)
+                    with environment(**variables):
+                        ms = clock(call)
                     b, h, length, dim = shape
                     flops = (
                         4.0 * b * h * length**2 * dim * (0.5 if causal else 1.0) * (3.5 if backward else 1.0)
                     )
                     peers = ["", "", ""]
                     if torch is not None:
-                        names = ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION")
-                        timed = [time_torch(torch, shape, causal, dtype, name, backward) for name in names]
+                        peer_names = ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION")
+                        timed = [time_torch(torch, shape, causal, dtype, x, backward) for x in peer_names]
                         peers = ["" if t is None else f"{t:.3f} ms ({t / ms:.2f} x)" for t in timed]
                     lines.append(
                         f"| {', '.join(map(str, shape))} | {dtype} | {'causal' if causal else 'full'} | "
-                        f"{'forward + backward' if backward else 'forward'} | {ms:.3f} | "
+                        f"{name} | {ms:.3f} | "
                         f"{flops / ms / 1e9:.1f} | "
                         f"{' | '.join(peers)} |"
                     )
@@ -436,8 +495,13 @@ def main() -> int:
                 *probes(cp, _cuda.run),
                 *check_masked(cp),
                 *check_attention(cp, options.model),
+                *check_long(cp, options.model),
                 *check_graph(cp),
             ]
+            if has_wgmma():
+                with environment(NPATTN_WGMMA="1"):
+                    found += check_masked(cp, ", wgmma") + check_attention(cp, options.model, ", wgmma")
+                    found += check_long(cp, options.model, ", wgmma")
             for name, error, limit in found:
                 is_right = error <= limit
                 failed += not is_right

@@ -101,16 +101,23 @@ __device__ __forceinline__ void mma_f64(double& d0, double& d1, double a, double
                  : "+d"(d0), "+d"(d1) : "d"(a), "d"(b));
 }
 
+// ---- additions to memory that other blocks add to as well: to[d] += x, to[d + 1] += y, of columns below `cols` -------
+__device__ __forceinline__ void add_two(float* to, int d, int cols, float x, float y) {
+#if __CUDA_ARCH__ >= 900
+    if (cols % 2 == 0) {  // then every pair is aligned to 8 bytes
+        if (d < cols) asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" :: "l"(to + d), "f"(x), "f"(y) : "memory");
+        return;
+    }
+#endif
+    if (d < cols) atomicAdd(to + d, x);
+    if (d + 1 < cols) atomicAdd(to + d + 1, y);
+}
+
 // ---- asynchronous copies: 16 bytes from global to shared memory ------------------------------------------------
 __device__ __forceinline__ void copy_async16(void* shared, const void* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(shared_address(shared)), "l"(global) : "memory");
 }
 __device__ __forceinline__ void copy_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-// This thread's copies in groups: one ends at each commit; wait until at most the last PENDING groups are on their way.
-__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING> __device__ __forceinline__ void copy_async_wait() {
-    asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
-}
 
 }  // namespace dev
 #endif  // CUDA_HOST_SHIM

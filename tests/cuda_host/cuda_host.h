@@ -10,7 +10,8 @@
 //                     shows; words behind the requested size are checked after the block
 //   cp.async          lands as late as the program allows, at the wait, and in lane order of the waiting threads
 //   barriers          NPATTN_CUDA_ORDER = forward | backward: one warp runs as far as it can before another starts;
-//                     random:SEED: threads take turns in shuffled order. A result that depends on it lacks a barrier
+//                     random:SEED: threads take turns in shuffled order; starve:A-B: threads A .. B - 1 run only when
+//                     no other gets any further. A result that depends on it lacks a barrier
 //   deadlock          a meeting that not all its threads reach ends the launch with a message
 //   mixed collectives threads of a warp that meet at different ones end the launch
 //   alignment         of cp.async and ldmatrix addresses is checked
@@ -53,14 +54,13 @@ struct Meeting {                        // one rendezvous; reused by the next on
     const void* kind = nullptr;         // what is being done together: all must have come for the same
     void* payload[32];
 };
-struct PendingCopy { void* to; const void* from; int group; };
+struct PendingCopy { void* to; const void* from; };
 struct Fiber {
     void* stack_pointer;
     Index thread;
     int number;
     bool finished;
     std::vector<PendingCopy> copies;    // cp.async not yet waited for
-    int group;                          // cp.async.commit_group so far
     std::vector<unsigned char*> unpublished;  // 16 bytes each that wgmma does not see yet (hopper_host.h)
 };
 
@@ -80,6 +80,7 @@ static int num_threads, num_alive;
 static Meeting barrier;
 static long idle_switches;              // since somebody last made progress
 static bool stay_in_warp;
+static int starved_from, starved_to;    // threads whose turn comes only when no other gets any further
 static Index block_index, block_dim, grid_dim;
 static void (*kernel)(const void*);
 static const void* kernel_params;
@@ -101,6 +102,7 @@ inline void fail(const char* what) {
     abort();  // not reached
 }
 
+static bool starved(int n) { return n >= starved_from && n < starved_to; }
 static void run_another(bool prefer_own_warp) {
     Fiber* me = running;
     if (num_alive == 0) host_switch(&me->stack_pointer, launcher_stack);
@@ -110,9 +112,13 @@ static void run_another(bool prefer_own_warp) {
         do next = (next & ~31) | ((next + 1) & 31);
         while (next != place && (next >= num_threads || fibers[turn_of[next]].finished));
     }
-    if (next == place)
+    const bool feeds = idle_switches > 2L * num_threads;
+    if (next == place || (starved(turn_of[next]) && !feeds)) {
+        bool any_other = false;
+        for (int n = 0; n < num_threads && !feeds; ++n) any_other |= !fibers[n].finished && !starved(n);
         do next = next + 1 == num_threads ? 0 : next + 1;
-        while (fibers[turn_of[next]].finished);
+        while (fibers[turn_of[next]].finished || (any_other && starved(turn_of[next])));
+    }
     running = &fibers[turn_of[next]];
     if (running != me) host_switch(&me->stack_pointer, running->stack_pointer);
 }
@@ -156,6 +162,8 @@ static void run_block() {
         std::shuffle(turn_of.begin(), turn_of.end(), std::mt19937(atoi(order + 7) + block_index.x));
         stay_in_warp = false;
     }
+    starved_from = starved_to = 0;
+    if (order && !strncmp(order, "starve:", 7)) sscanf(order + 7, "%d-%d", &starved_from, &starved_to);
     for (int i = 0; i < num_threads; ++i) place_of[turn_of[i]] = i;
     memset(shared.data(), 0xff, shared.size()), memset(seen_by_wgmma.data(), 0xff, seen_by_wgmma.size());
     tracks_proxies = false, at_block_start();
@@ -164,7 +172,7 @@ static void run_block() {
         *--top = nullptr, *--top = (void*)fiber_main, top -= 6;  // return address, then six saved registers
         memset(top, 0, 48);
         fibers[i].stack_pointer = top, fibers[i].number = i, fibers[i].finished = false, fibers[i].copies.clear();
-        fibers[i].group = 0, fibers[i].unpublished.clear();
+        fibers[i].unpublished.clear();
         fibers[i].thread = {i % block_dim.x, i / block_dim.x % block_dim.y, i / block_dim.x / block_dim.y};
     }
     num_alive = num_threads, idle_switches = 0, running = &fibers[turn_of[0]];
@@ -319,22 +327,22 @@ inline void mma_f64(double& d0, double& d1, double a, double b) {
     });
 }
 
+inline void add_two(float* to, int d, int cols, float x, float y) {
+    if (d < cols) to[d] += x;
+    if (d + 1 < cols) to[d + 1] += y;
+}
+
 inline void copy_async16(void* to, const void* from) {
     if (((uintptr_t)to | (uintptr_t)from) & 15) host::fail("cp.async: an address is not aligned to 16 bytes");
     if ((unsigned char*)to < host::dynamic_shared() || (unsigned char*)to + 16 > host::dynamic_shared() + host::shared_bytes)
         host::fail("cp.async: the target is outside shared memory");
-    host::running->copies.push_back({to, from, host::running->group});
+    host::running->copies.push_back({to, from});
 }
-inline void land_copies(int before_group) {
-    auto& copies = host::running->copies;
-    size_t n = 0;
-    for (; n < copies.size() && copies[n].group < before_group; ++n) {
-        memcpy(copies[n].to, copies[n].from, 16);
-        if (host::tracks_proxies) host::running->unpublished.push_back((unsigned char*)copies[n].to);
+inline void copy_async_wait_all() {
+    for (auto& c : host::running->copies) {
+        memcpy(c.to, c.from, 16);
+        if (host::tracks_proxies) host::running->unpublished.push_back((unsigned char*)c.to);
     }
-    copies.erase(copies.begin(), copies.begin() + n);
+    host::running->copies.clear();
 }
-inline void copy_async_wait_all() { land_copies(host::running->group + 1); }
-inline void copy_async_commit() { ++host::running->group; }
-template <int PENDING> inline void copy_async_wait() { land_copies(host::running->group - PENDING); }
 }  // namespace dev

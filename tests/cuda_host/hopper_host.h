@@ -118,6 +118,7 @@ inline void mbarrier_init(host_u64* barrier, unsigned count) {
 inline void mbarrier_arrive(host_u64* barrier) {
     host::Mbarrier& b = host::mbarrier_at(barrier, false);
     if (--b.left == 0) b.left = b.count, ++b.phase, host::idle_switches = 0;
+    if (host::starved(host::running->number)) host::park();  // whoever waited goes first
 }
 inline void mbarrier_wait(host_u64* barrier, unsigned parity) {
     while ((host::mbarrier_at(barrier, false).phase & 1) == parity) host::park();

@@ -4,8 +4,8 @@ And with all of them no order does. A mutation that survived would mean a barrie
 """
 
 import ctypes
-import os
 import re
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -22,16 +22,23 @@ from . import host
 pytestmark = pytest.mark.skipif(host.why_not() is not None, reason=str(host.why_not()))
 
 ORDERS = ("forward", "backward", "random:1", "random:2")
+STARVING = ("starve:0-128", "starve:128-256", "starve:256-384")  # the warpgroups of forward_wgmma.cu
 FILES = {
     "forward": "tile/forward.cu",
     "backward_rows": "tile/backward_rows.cu",
     "backward_cols": "tile/backward_cols.cu",
     "dbias": "tile/backward_bias.cu",
+    "backward_atomic": "tile/backward_dq.cuh",
+    "forward_wgmma": "tile/forward_wgmma.cu",
 }
-BARRIER = re.compile(r"__syncthreads\(\);|__syncthreads_or\((\w+)\)|dev::copy_async_wait_all\(\);")
+# Not the named barriers of forward_wgmma.cu: they only say whose turn it is, results do not depend on them.
+BARRIER = re.compile(
+    r"__syncthreads\(\);|__syncthreads_or\((\w+)\)|dev::copy_async_wait_all\(\);"
+    r"|dev::mbarrier_(?:wait|arrive)\([^;]*\);|dev::fence_for_wgmma\(\);|dev::wgmma_(?:fence|commit|wait<\d>)\(\);"
+)
 
 
-def scenario(head_dim):
+def scenario(head_dim, atomics=False):
     """A call whose every step is partial, with NaN seen by few, twice in the same stage of the pipeline."""
     rng = np.random.default_rng(3)
     length = 250
@@ -61,15 +68,39 @@ def scenario(head_dim):
     arrays["delta"], arrays["absmax"] = np.empty(rows, np.float32), np.zeros(1, np.float32)
     results = {"dq": shape, "dk": shape, "dv": shape, "dbias": (1, 1, length, length), "dsinks": (1,)}
     arrays |= {name: np.empty(size, np.float32) for name, size in results.items()}
-    launches += cuda_launch.backward_launches(problem, plan, arrays)
+    arrays["dq_sum"] = np.zeros(shape, np.float32)
+    launches += cuda_launch.backward_launches(problem, plan, arrays, atomics)
     return arrays, launches, plan
+
+
+def wgmma_scenario(head_dim):
+    """As ``scenario``, for the forward pass of the sm_90a kernel; more steps than it has stages."""
+    rng = np.random.default_rng(3)
+    len_q, len_k = 100, 1000
+    visible = rng.random((len_q, len_k)) < 0.7
+    visible[:, 128:256] = False
+    for place, seen_by in ((40, 5), (300, 77), (600, 6)):
+        visible[:, place] = False
+        visible[seen_by, place] = True
+    q, k, v = (rng.standard_normal((1, 1, n, head_dim)).astype(np.float16) for n in (len_q, len_k, len_k))
+    k[0, 0, [40, 600]] = v[0, 0, [40, 300, 600]] = np.nan
+    problem = Problem(
+        *(np.dtype(np.float16), 1, 1, 1, len_q, len_k, head_dim, head_dim, 0.3, 0.0, False, False, 0.0, 0)
+    )
+    plan = tile_plan(Dense(visible), Extent(1, 1, len_q, len_k), *cuda_launch.tile_shape(problem, True))
+    rows = q.shape[:3]
+    arrays = {"q": q, "k": k, "v": v, "out": np.empty_like(q)}
+    arrays |= {"m": np.empty(rows, np.float32), "l": np.empty(rows, np.float32)}
+    return arrays, cuda_launch.forward_launches(problem, plan, arrays, True), plan
 
 
 def outcome(launches, arrays, library, entries):
     """The bytes of all results, or the model's message, of the named kernels by ``library``."""
     for name in ("out", "dq", "dk", "dv", "dbias", "dsinks"):
         if any(name in WRITES[entry] for entry in entries):
-            arrays[name][...] = 7.0
+            arrays[name][...] = 7
+    if "attention_dq_from_sum" in entries:
+        arrays["dq_sum"][...] = 0
     try:
         for launch in launches:
             if launch.entry in entries:
@@ -80,12 +111,15 @@ def outcome(launches, arrays, library, entries):
     return {name: arrays[name].copy() for name in written}
 
 
+DIMS = {"forward_wgmma": (128,), "backward_atomic": (16,)}
 WRITES = {
     "attention_forward": ("out",),
     "attention_dsinks": ("dsinks",),
     "attention_backward_rows": ("dq",),
     "attention_backward_cols": ("dk", "dv"),
     "attention_dbias": ("dbias",),
+    "attention_dq_from_sum": ("dq",),
+    "attention_forward_wgmma": ("out",),
 }
 
 
@@ -96,65 +130,77 @@ def same(x, y):
 
 
 def in_every_order(launches, arrays, library, entries):
-    results = []
-    before = os.environ.get("NPATTN_CUDA_ORDER")
-    try:
-        for order in ORDERS:
-            os.environ["NPATTN_CUDA_ORDER"] = order
-            results.append(outcome(launches, arrays, library, entries))
-    finally:
-        if before is None:
-            del os.environ["NPATTN_CUDA_ORDER"]
-        else:
-            os.environ["NPATTN_CUDA_ORDER"] = before
-    return results
+    """One outcome for each order of execution and, for wgmma, each time at which operands may be read."""
+    is_wgmma = "attention_forward_wgmma" in entries
+    for order in (*STARVING, "random:1") if is_wgmma else ORDERS:
+        for reads in ("early", "late") if is_wgmma else ("early",):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("NPATTN_CUDA_ORDER", order)
+                patch.setenv("NPATTN_CUDA_WGMMA", reads)
+                result = outcome(launches, arrays, library, entries)
+            yield result
 
 
 def barriers(family):
-    """Where in a file's text its barriers are."""
+    """The barriers in a file's text."""
     text = (host.HEADER.parents[2] / "npattn" / "kernels" / FILES[family]).read_text()
-    return [match.start() for match in BARRIER.finditer(text)]
+    return [match[0] for match in BARRIER.finditer(text)]
 
 
-def check(family, index, head_dim):
-    """Without barrier number ``index`` some order must differ; returns whether one did."""
-    arrays, launches, _plan = scenario(head_dim)
+def is_quick(family, index):
+    return family == "forward" or (family == "forward_wgmma" and "mbarrier_wait" in barriers(family)[index])
+
+
+@cache
+def undisturbed(family, head_dim):
+    """What is launched, and its right outcome, which no order of execution changes."""
+    make = {"forward_wgmma": wgmma_scenario, "backward_atomic": partial(scenario, atomics=True)}
+    arrays, launches, plan = make.get(family, scenario)(head_dim)
     entry_kernels = {launch.entry: launch.kernel for launch in launches if launch.entry in WRITES}
     kernel = next(k for k in entry_kernels.values() if FILES[family] in k.files)
     entries = [entry for entry, k in entry_kernels.items() if k == kernel]
-    right = in_every_order(
-        launches, arrays, ctypes.CDLL(str(host.library_file(source_text(kernel)))), entries
-    )
-    assert not isinstance(right[0], str), right[0]
-    for result in right[1:]:
-        assert same(right[0], result), "the result depends on the order of execution"
-    if index is None:
-        return True
+    library = ctypes.CDLL(str(host.library_file(source_text(kernel))))
+    right, *others = in_every_order(launches, arrays, library, entries)
+    assert not isinstance(right, str), right
+    for result in others:
+        assert same(right, result), "the result depends on the order of execution"
+    return arrays, launches, plan, kernel, entries, right
+
+
+def shows(family, index, head_dim):
+    """Whether without barrier number ``index`` some order of execution gives something else."""
+    arrays, launches, _plan, kernel, entries, right = undisturbed(family, head_dim)
     text = source_text(kernel)
     begin = text.index(f'#line 1 "{FILES[family]}"')
     found = list(BARRIER.finditer(text, begin))[index]
     without = text[: found.start()] + (f"({found[1]})" if found[1] else ";") + text[found.end() :]
-    wrong = in_every_order(launches, arrays, ctypes.CDLL(str(host.library_file(without))), entries)
-    return any(not same(right[0], result) for result in wrong)
+    library = ctypes.CDLL(str(host.library_file(without)))
+    return any(not same(right, wrong) for wrong in in_every_order(launches, arrays, library, entries))
 
 
-@pytest.mark.parametrize("head_dim", [16, pytest.param(136, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("family", FILES)
+@pytest.mark.parametrize(
+    ("family", "head_dim"),
+    [
+        pytest.param(family, dim, marks=[] if dim == 16 else pytest.mark.slow)
+        for family in FILES
+        for dim in sorted({16, 128} if family in DIMS else {16, 136})
+    ],
+)
 def test_results_do_not_depend_on_the_order_of_execution(family, head_dim):
-    assert check(family, None, head_dim)
+    undisturbed(family, head_dim)
 
 
 @pytest.mark.parametrize(
     ("family", "index"),
     [
-        pytest.param(family, index, marks=[] if family == "forward" else pytest.mark.slow)
+        pytest.param(family, index, marks=[] if is_quick(family, index) else pytest.mark.slow)
         for family in FILES
         for index in range(len(barriers(family)))
     ],
 )
 def test_a_missing_barrier_shows(family, index):
-    """head_dim 16 runs the pipeline of two stages, 136 that of one."""
-    assert check(family, index, 16) or check(family, index, 136)
+    """head_dim 16 runs the pipeline of two stages, 136 that of one; forward_wgmma.cu has two at 128."""
+    assert any(shows(family, index, dim) for dim in DIMS.get(family, (16, 136)))
 
 
 def test_a_racing_kernel_is_caught_by_the_model():

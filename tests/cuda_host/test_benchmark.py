@@ -16,7 +16,7 @@ def test_the_probe_of_each_wrapper_passes_on_the_model(cupy, monkeypatch):
     import gpu
 
     found = gpu.probes(cupy, _cuda.run)
-    assert len(found) == 7
+    assert len(found) == 12
     assert [name for name, error, limit in found if not error <= limit] == []
 
 

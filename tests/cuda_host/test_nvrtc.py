@@ -15,7 +15,14 @@ from npattn.kernels.tile import cuda_launch as tile
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_90a")
 FAMILIES = ("forward", "decode", "backward_rows", "backward_cols", "dbias")
-NOTHING, EVERYTHING = (False, False, False), (True, True, True)
+NOTHING, EVERYTHING = (False, False, False), (True, True, True)  # bias, softcap, dropout
+FEATURES = {
+    "nothing": NOTHING,
+    "bias": (True, False, False),
+    "softcap": (False, True, False),
+    "dropout": (False, False, True),
+    "everything": EVERYTHING,
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,6 +59,17 @@ def edge_kernel(direction, score, c_type, cut, features, with_edge_features=Fals
     )
 
 
+QUICK_WGMMA = ("f16-128-nothing", "bf16-64-everything")
+WGMMA = [
+    pytest.param(
+        *(c_type, dim, features),
+        id=f"{c_type}-{dim}-{name}",
+        marks=[] if f"{c_type}-{dim}-{name}" in QUICK_WGMMA else pytest.mark.slow,
+    )
+    for c_type in ("f16", "bf16")
+    for dim in (64, 128)
+    for name, features in FEATURES.items()
+]
 QUICK = [
     ("forward", "f16", 128, EVERYTHING, "sm_90"),
     ("forward", "bf16", 64, NOTHING, "sm_80"),
@@ -73,6 +91,24 @@ def test_a_choice_of_attention_kernels_compiles_without_spills(family, c_type, h
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_attention_kernel_compiles_without_spills(arch, family, c_type, head_dim, features):
     check(tile_kernel(family, c_type, head_dim, features), arch)
+
+
+@pytest.mark.parametrize(("c_type", "dim", "features"), WGMMA)
+def test_the_kernel_for_sm_90a_compiles_without_spills(c_type, dim, features, tmp_path):
+    kernel = tile.specialise("forward_wgmma", c_type, dim, dim, *features)
+    cubin = check(kernel, "sm_90" + kernel.variant)
+    if shutil.which("nvdisasm") is not None:
+        sass = disassembled(cubin, tmp_path)
+        assert f"HGMMA.64x{dict(kernel.defines)['STEP']}x16.F32" in sass  # logits
+        assert re.search(rf"HGMMA\.64x{dim}x16\.F32.*\.tnspB", sass)  # output
+        assert "USETMAXREG" in sass
+        assert not re.search(r"\b(LDL|STL)\b", sass)
+
+
+def disassembled(cubin, folder):
+    path = folder / "kernel.cubin"
+    path.write_bytes(cubin + b"\0")  # CuPy drops the last byte
+    return subprocess.run(["nvdisasm", str(path)], capture_output=True, text=True, check=True).stdout
 
 
 def test_paged_decoding_compiles():
@@ -98,9 +134,7 @@ def test_edge_kernels_compile_without_spills(direction, score, c_type, arch):
 )
 def test_machine_code_uses_tensor_cores(c_type, instruction, tmp_path):
     cubin = check(tile_kernel("forward", c_type, 64, NOTHING), "sm_90")
-    path = tmp_path / "kernel.cubin"
-    path.write_bytes(cubin + b"\0")  # CuPy drops the last byte
-    sass = subprocess.run(["nvdisasm", str(path)], capture_output=True, text=True, check=True).stdout
+    sass = disassembled(cubin, tmp_path)
     assert instruction in sass
     assert "LDGSTS" in sass  # cp.async
     if c_type == "f16":

@@ -1,12 +1,10 @@
 """The sm_90a forward kernel, which NPATTN_WGMMA=1 asks for, on the CPU model of warpgroups."""
 
-import numpy as np
 import pytest
 
 from npattn.kernels import _cuda
 
 from . import test_shared_suites as shared
-from .test_shared_suites import by_case
 
 
 @pytest.fixture

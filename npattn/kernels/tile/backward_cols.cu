@@ -3,7 +3,7 @@
 // The forward kernel turned round: a block owns BLOCK keys of one key head and OUT_COLS columns of their dk and dv;
 // the queries of every head that reads this key head pass through shared memory, STEP at a time, with their m, 1 / l
 // and delta. Four products a step, all with keys as rows: s = k q^T, dp = v dout^T, dv += w dout, dk += ds q.
-// Heads and queries come in a fixed order, and no other block adds to the same place.
+// Heads and queries come in a fixed order, and no other block adds to the same place (but to dq, with ATOMIC_DQ).
 
 struct ColumnStats {  // of the STEP queries of a stage, in shared memory behind its tiles
     Acc *m, *inverse_l, *delta;
@@ -126,6 +126,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward_cols
     int h = g * group + head;
     if (more) fetch(0, h, step.start);
     dev::copy_async_wait_all();  // also when there is no step: k and v are on their way
+#if ATOMIC_DQ
+    const Tile<T, BLOCK> sds{(T*)(stages + STAGES * STAGE)};
+    // What is masked must not reach dq. A query that sees inf or NaN in a key has them in its m and l already.
+    clean_tile(sk, BLOCK);
+#endif
     const Acc factor = ds_factor(p, false) * scale_before(p);
     for (int stage = 0; more; stage ^= STAGES - 1) {
         const bool again = advance(next);
@@ -154,6 +159,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward_cols
         }
         if (CHUNKS == 1 || col0 < HEAD_DIM_V) multiply_into(dv, dp, sdo, col0);
         if (CHUNKS == 1 || col0 < HEAD_DIM) multiply_into(dk, s, sq, col0);
+#if ATOMIC_DQ
+        add_to_dq(p, step, b, h, key0, first_row, s, sds, sk);
+#endif
 
         if (STAGES == 1) {
             __syncthreads();  // nobody reads the only stage any more

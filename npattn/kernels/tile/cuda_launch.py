@@ -86,7 +86,7 @@ _BACKWARD_COLS: Final = {  # dk and dv
     (8, 256): Config(1, 1, 16, 1, 64),
 }
 _FORWARD_WGMMA: Final = {
-    (2, 64): Config(8, 1, 128, 2, 64),
+    (2, 64): Config(8, 1, 128, 4, 64),
     (2, 128): Config(8, 1, 128, 2, 128),
 }
 _TABLES: Final = {
@@ -95,6 +95,7 @@ _TABLES: Final = {
     "decode": _DECODE,
     "backward_rows": _BACKWARD_ROWS,
     "backward_cols": _BACKWARD_COLS,
+    "backward_atomic": _BACKWARD_COLS,
     "dbias": _BACKWARD_ROWS | {(2, 64): Config(4, 1, 32, 1, 64)},
 }
 _FILES: Final = {
@@ -106,6 +107,10 @@ _FILES: Final = {
     "decode": ("device.cuh", "tile/tile.cuh", "tile/softmax.cuh", "tile/forward.cu", "tile/merge.cu"),
     "backward_rows": ("device.cuh", "tile/tile.cuh", "tile/pairs.cuh", "tile/backward_rows.cu"),
     "backward_cols": ("device.cuh", "tile/tile.cuh", "tile/pairs.cuh", "tile/backward_cols.cu"),
+    "backward_atomic": (
+        *("device.cuh", "tile/tile.cuh", "tile/pairs.cuh", "tile/backward_dq.cuh"),
+        "tile/backward_cols.cu",
+    ),
     "dbias": ("device.cuh", "tile/tile.cuh", "tile/pairs.cuh", "tile/backward_bias.cu"),
 }
 
@@ -134,11 +139,6 @@ def padded(dim: int) -> int:
     return max(16, -(-dim // 16) * 16)
 
 
-def _panels(dim: int) -> int:
-    """``head_dim`` as forward_wgmma.cu sees it: one or two panels of 64."""
-    return 64 if dim <= 64 else 128
-
-
 @lru_cache(maxsize=256)
 def config(family: str, c_type: str, head_dim: int, head_dim_v: int) -> Config:
     """The table's entry, its accumulator no wider than need be."""
@@ -147,7 +147,7 @@ def config(family: str, c_type: str, head_dim: int, head_dim_v: int) -> Config:
     limit = next(size for size in (64, 128, 256) if max(dims) <= size)
     found = _TABLES[family][itemsize, limit]
     if family == "forward_wgmma":
-        return found._replace(out_cols=_panels(head_dim_v))
+        return found
     columns = {"forward": dims[1], "decode": dims[1], "backward_rows": dims[0], "dbias": 16}
     return found._replace(out_cols=min(found.out_cols, columns.get(family, max(dims))))
 
@@ -166,20 +166,18 @@ def specialise(
     """The source files and macros of one kernel."""
     cut = config(family, c_type, head_dim, head_dim_v)
     wgmma = family == "forward_wgmma"
-    round_up = _panels if wgmma else padded
-    if wgmma and max(head_dim, head_dim_v) > 64 and (has_bias or has_softcap or has_dropout):
-        cut = cut._replace(
-            step=64
-        )  # 128 columns of weights beside what these need would not fit into 232 registers
+    if wgmma and cut.out_cols > 64 and (has_bias or has_dropout):
+        cut = cut._replace(step=64)  # 128 weights a row beside what these need: more than 232 registers
     defines = {
         "T": c_type,
-        "HEAD_DIM": round_up(head_dim),
-        "HEAD_DIM_V": round_up(head_dim_v),
+        "HEAD_DIM": cut.out_cols if wgmma else padded(head_dim),  # one or two panels of 64
+        "HEAD_DIM_V": cut.out_cols if wgmma else padded(head_dim_v),
         "HAS_BIAS": int(has_bias),
         "HAS_SOFTCAP": int(has_softcap),
         "HAS_DROPOUT": int(has_dropout),
         "PAGED": int(paged),
         "DECODE": int(family == "decode"),
+        "ATOMIC_DQ": int(family == "backward_atomic"),
         "WARPS": cut.warps,
         "FRAGS": cut.frags,
         "STEP": cut.step,
@@ -211,7 +209,7 @@ def shared_bytes(family: str, kernel: Kernel, itemsize: int) -> int:
     dim, dim_v, out_cols, step = (int(d[n]) for n in ("HEAD_DIM", "HEAD_DIM_V", "OUT_COLS", "STEP"))
     block, stages = 16 * int(d["WARPS"]) * int(d["FRAGS"]), int(d["STAGES"])
     if family == "forward_wgmma":
-        return block * dim * 2 + stages * (step * (dim + dim_v) * 2 + 4 * 8 + 4)
+        return block * dim * 2 + stages * (step * (dim + dim_v) * 2 + 3 * 8 + 4)
     if family in ("forward", "decode"):
         stage = _tile_bytes(step, dim, itemsize) + _tile_bytes(step, out_cols, itemsize)
         return _tile_bytes(block, dim, itemsize) + stages * stage
@@ -219,9 +217,10 @@ def shared_bytes(family: str, kernel: Kernel, itemsize: int) -> int:
     stage = _tile_bytes(step, dim, itemsize) + _tile_bytes(step, dim_v, itemsize)
     if family == "dbias":
         return max(both + stage, block * step * max(itemsize, 4))
-    if family == "backward_cols":
+    if family in ("backward_cols", "backward_atomic"):
         stage += step * (3 * max(itemsize, 4) + 16)  # the rows' m, 1 / l, delta, lo, hi, r0, r1
-    return both + stages * stage
+    turned = _tile_bytes(step, block, itemsize) if family == "backward_atomic" else 0
+    return both + stages * stage + turned
 
 
 def num_splits(problem: Problem, processors: int) -> int:
@@ -298,7 +297,7 @@ def _aligned(*arrays: Any) -> bool:
 def forward_launches(
     problem: Problem, plan: TilePlan, arrays: dict[str, Any], wgmma: bool = False
 ) -> list[Launch]:
-    """One launch that writes out, m and l. ``wgmma``: by forward_wgmma.cu, where the plan's tiles allow it."""
+    """One launch that writes out, m and l; ``wgmma``: by forward_wgmma.cu, where the plan's tiles allow it."""
     if wgmma and plan.tile_q % 128 == plan.tile_k % 128 == 0:
         kernel, cut = kernel_of("forward_wgmma", problem)
         params = params_of(problem, plan, arrays)
@@ -347,12 +346,23 @@ def part_shapes(problem: Problem, splits: int) -> dict[str, tuple[int, ...]]:
     return {"part_out": (*rows, problem.head_dim_v), "part_m": rows, "part_l": rows}
 
 
-def backward_launches(problem: Problem, plan: TilePlan, arrays: dict[str, Any]) -> list[Launch]:
-    """Delta and dsinks, then dq by rows, dk and dv by columns, and dbias where there is a bias."""
+def fits_atomics(problem: Problem) -> bool:
+    """Whether backward_dq.cuh takes the problem: one block has all columns of its keys, float32 sums."""
+    return problem.dtype.itemsize <= 4 and max(problem.head_dim, problem.head_dim_v) <= 128
+
+
+def backward_launches(
+    problem: Problem, plan: TilePlan, arrays: dict[str, Any], atomics: bool = False
+) -> list[Launch]:
+    """Delta and dsinks, then dq by rows, dk and dv by columns, and dbias where there is a bias.
+
+    ``atomics``: dq comes from the pass by columns, added up in arrays["dq_sum"].
+    """
     params = params_of(problem, plan, arrays)
     itemsize = problem.dtype.itemsize
     rows_kernel, rows_cut = kernel_of("backward_rows", problem)
-    cols_kernel, cols_cut = kernel_of("backward_cols", problem)
+    cols_family = "backward_atomic" if atomics else "backward_cols"
+    cols_kernel, cols_cut = kernel_of(cols_family, problem)
     dims = padded(problem.head_dim), padded(problem.head_dim_v)
     row_threads, col_threads = 32 * rows_cut.warps, 32 * cols_cut.warps
 
@@ -364,15 +374,19 @@ def backward_launches(problem: Problem, plan: TilePlan, arrays: dict[str, Any]) 
         launches.append(
             Launch(rows_kernel, "attention_dsinks", problem.heads_q, row_threads, 8 * row_threads, params)
         )
-    grid = problem.batch * problem.heads_q * -(-dims[0] // rows_cut.out_cols)
-    grid *= -(-problem.len_q // rows_cut.block)
-    size = shared_bytes("backward_rows", rows_kernel, itemsize)
-    launches.append(Launch(rows_kernel, "attention_backward_rows", grid, row_threads, size, params))
+    if not atomics:
+        grid = problem.batch * problem.heads_q * -(-dims[0] // rows_cut.out_cols)
+        grid *= -(-problem.len_q // rows_cut.block)
+        size = shared_bytes("backward_rows", rows_kernel, itemsize)
+        launches.append(Launch(rows_kernel, "attention_backward_rows", grid, row_threads, size, params))
 
     grid = problem.batch * problem.heads_kv * -(-max(dims) // cols_cut.out_cols)
     grid *= -(-problem.len_k // cols_cut.block)
-    size = shared_bytes("backward_cols", cols_kernel, itemsize)
+    size = shared_bytes(cols_family, cols_kernel, itemsize)
     launches.append(Launch(cols_kernel, "attention_backward_cols", grid, col_threads, size, params))
+    if atomics:
+        grid = -(-num_rows * problem.head_dim // col_threads)
+        launches.append(Launch(cols_kernel, "attention_dq_from_sum", grid, col_threads, 0, params))
 
     if problem.has_bias:
         kernel, cut = kernel_of("dbias", problem)

@@ -5,7 +5,7 @@ current stream of the arrays' device. Nothing is copied back and nothing waits f
 
 forward.cu (and merge.cu where few queries meet many keys; forward_wgmma.cu on an sm_90 where NPATTN_WGMMA=1),
 backward_rows.cu (dq), backward_cols.cu (dk, dv), backward_bias.cu.
-Every result is the same bit for bit each time.
+Every result is the same bit for bit each time, but dq where NPATTN_CUDA_ATOMICS=1 asks for a faster backward pass.
 """
 
 import threading
@@ -180,7 +180,10 @@ def backward(
     sinks: Array | None,
     rest: Array | None = None,
 ) -> AttentionGrads:
-    """The transposed formula: seven matrix products instead of five, and no atomics."""
+    """The transposed formula: seven matrix products instead of five, and no atomics.
+
+    With NPATTN_CUDA_ATOMICS=1 five, where there is a kernel for it; the last bits of dq then differ from run to run.
+    """
     for array in (dout, q, k, v, out):
         _cuda.require_gpu_array(array)
     xp, acc = array_module(q), accumulation_dtype(problem.dtype)
@@ -210,8 +213,20 @@ def backward(
             "delta": xp.empty(m.shape, acc),
             "absmax": xp.zeros(1, "float32"),
         }
-        _cuda.run(cuda_launch.backward_launches(problem, _on_device(plan, q), arrays))
+        atomics = _uses_atomics(problem)
+        if atomics:
+            arrays["dq_sum"] = xp.zeros(q.shape, acc)
+        _cuda.run(cuda_launch.backward_launches(problem, _on_device(plan, q), arrays, atomics))
     return AttentionGrads(arrays["dq"], arrays["dk"], arrays["dv"], arrays["dbias"], arrays["dsinks"])
+
+
+def _uses_atomics(problem: Problem) -> bool:
+    """Whether the caller asked for the backward pass with atomic additions and it can run here."""
+    if not (_cuda.opted_in("NPATTN_CUDA_ATOMICS") and cuda_launch.fits_atomics(problem)):
+        return False
+    kernel, _ = cuda_launch.kernel_of("backward_atomic", problem)
+    need = cuda_launch.shared_bytes("backward_atomic", kernel, problem.dtype.itemsize)
+    return need <= _cuda.shared_limit(_cuda.current_device())
 
 
 def _on_device(plan: TilePlan, like: Array) -> TilePlan:

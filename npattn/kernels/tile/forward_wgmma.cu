@@ -2,24 +2,23 @@
 //
 // The same rows, the same walk, the same softmax; other hands. A block has three warpgroups of 128 threads:
 //
-//     the copier         keys and values from memory to shared memory, STAGES steps of each ahead (cp.async)
+//     the copier         keys and values from memory to shared memory, ahead of their use
 //     two multipliers    64 query rows each: s = q k^T and acc += p v by wgmma, softmax between
 //
-// The copier gives up registers, the multipliers take them. They meet at two barriers in shared memory per tile: `full`
-// (every copier thread has seen its part land) and `empty` (every multiplier warp has done its products with it). Tile n
-// of the keys, like tile n of the values, lies in stage n % STAGES and is the (n / STAGES)-th to lie there, which gives
-// the parity to wait for.
+// The copier gives up registers, the multipliers take them. A multiplier has two products in flight: s of step n, then
+// acc of step n - 1; while the second runs it turns the first into weights. So what they need at a time is the *pair* n:
+// the keys of step n and the values of step n - 1. A barrier in shared memory says that the pair is there (`full`), one
+// that the keys of a step are done with, one that the values are (`empty`). The tiles of step n lie in stage
+// n % STAGES and are the (n / STAGES)-th to lie there, which gives the parity to wait for.
 //
-// A multiplier has two products in flight: s of step n + 1, then acc of step n. While the second runs it turns the first
-// into weights. The two multipliers take turns at beginning their products, so that one multiplies while the other
-// does softmax.
+// The two multipliers take turns at beginning their products, so that one multiplies while the other does softmax.
 
 constexpr int COPIERS = 128, MULTIPLIER_WARPS = WARPS;
 constexpr bool IS_F16 = Same<T, f16>::value;
 using KeyPanels = Panels<STEP, HEAD_DIM>;
 using ValuePanels = Panels<STEP, HEAD_DIM_V>;
 using QueryPanels = Panels<BLOCK, HEAD_DIM>;
-static_assert(FRAGS == 1 && BLOCK == 128 && STAGES == 2 && OUT_COLS == HEAD_DIM_V, "as this file is written");
+static_assert(FRAGS == 1 && BLOCK == 128 && OUT_COLS == HEAD_DIM_V, "as this file is written");
 
 struct Shared {  // the block's shared memory: tiles, then barriers
     static constexpr int KEYS = QueryPanels::BYTES, VALUES = KEYS + STAGES * KeyPanels::BYTES,
@@ -31,12 +30,11 @@ struct Shared {  // the block's shared memory: tiles, then barriers
     __device__ __forceinline__ u64* barrier(int kind, int n) const {
         return (u64*)(base + BARRIERS) + kind * STAGES + n % STAGES;
     }
-    __device__ __forceinline__ u64* k_full(int n) const { return barrier(0, n); }
+    __device__ __forceinline__ u64* full(int pair) const { return barrier(0, pair); }
     __device__ __forceinline__ u64* k_empty(int n) const { return barrier(1, n); }
-    __device__ __forceinline__ u64* v_full(int n) const { return barrier(2, n); }
-    __device__ __forceinline__ u64* v_empty(int n) const { return barrier(3, n); }
+    __device__ __forceinline__ u64* v_empty(int n) const { return barrier(2, n); }
     // The last step whose values held inf or NaN and were cleaned, plus one.
-    __device__ __forceinline__ volatile int* unclean(int n) const { return (volatile int*)barrier(4, 0) + n % STAGES; }
+    __device__ __forceinline__ volatile int* unclean(int n) const { return (volatile int*)barrier(3, 0) + n % STAGES; }
 };
 __device__ __forceinline__ u32 parity(int n) { return n / STAGES & 1; }
 
@@ -57,7 +55,7 @@ __device__ __forceinline__ void copy_rows(Panels<ROWS, COLS> panels, const T* ba
                                           bool aligned) {
     constexpr int CHUNKS = COLS / 8, STRIDE = COPIERS / CHUNKS;
     const int c = threadIdx.x % CHUNKS;
-#pragma unroll 4
+#pragma unroll 2
     for (int r = threadIdx.x / CHUNKS; r < ROWS; r += STRIDE) {
         const T* from = base + (first + r) * stride + c * 8;
         unsigned char* to = panels.chunk(r, c);
@@ -95,55 +93,33 @@ template <int ROWS, int COLS> __device__ __forceinline__ bool clean_rows(Panels<
     return found;
 }
 
-// Tiles are begun in the order k 0, (none), k 1, v 0, k 2, v 1, ...; each is finished when its successor of the same
-// kind has been begun, so that the copies of two tiles are always on their way.
 __device__ __forceinline__ void copy_everything(const Params& p, Shared shared, const Block& block) {
     const T* const q = (const T*)p.q + block.b * p.q_stride[0] + block.h * p.q_stride[1];
     const T* const k = (const T*)p.k + block.b * p.k_stride[0] + block.g * p.k_stride[1];
     const T* const v = (const T*)p.v + block.b * p.v_stride[0] + block.g * p.v_stride[1];
     Walk<true> walk(p);
     walk.begin(list_of(p, block.b, block.h), block.row0 / p.tile_q);
-
-    const auto begin_keys = [&](int n, const Step& step) {
-        if (n >= STAGES) dev::mbarrier_wait(shared.k_empty(n), parity(n - STAGES));  // the products with k n - STAGES are done
-        copy_rows(shared.k(n), k, p.k_stride[2], step.start, p.len_k, p.head_dim, p.aligned_qk);
-    };
-    const auto begin_values = [&](int n, const Step& step) {
-        if (n >= STAGES) dev::mbarrier_wait(shared.v_empty(n), parity(n - STAGES));  // those with v n - STAGES too
-        copy_rows(shared.v(n), v, p.v_stride[2], step.start, p.len_k, p.head_dim_v, p.aligned_v);
-    };
-    const auto finish_keys = [&](int n) {  // q comes with k 0
-        dev::fence_for_wgmma();
-        dev::mbarrier_arrive(shared.k_full(n));
-    };
-    const auto finish_values = [&](int n, bool guarded) {
-        if (guarded && clean_rows(shared.v(n))) *shared.unclean(n) = n + 1;
-        dev::fence_for_wgmma();
-        dev::mbarrier_arrive(shared.v_full(n));
-    };
-
     Step step, next;
-    bool more = walk.next(step), was_guarded = false;
+    bool more = walk.next(step);
     if (!more) return;
     copy_rows(shared.q(), q, p.q_stride[2], block.row0, p.len_q, p.head_dim, p.aligned_qk);
-    begin_keys(0, step);
-    dev::copy_async_commit();
-    dev::copy_async_commit();  // the place of v -1
+    copy_rows(shared.k(0), k, p.k_stride[2], step.start, p.len_k, p.head_dim, p.aligned_qk);
+    dev::copy_async_wait_all();
+    dev::fence_for_wgmma();
+    dev::mbarrier_arrive(shared.full(0));  // q and pair 0
     for (int n = 0; more; ++n) {
-        const bool again = walk.next(next), guarded = may_hold_masked(p, step);
-        if (again) begin_keys(n + 1, next);
-        dev::copy_async_commit();
-        dev::copy_async_wait<2>();  // k n has landed
-        finish_keys(n);
-        begin_values(n, step);
-        dev::copy_async_commit();
-        dev::copy_async_wait<2>();  // v n - 1 has landed
-        if (n > 0) finish_values(n - 1, was_guarded);
-        step = next, more = again, was_guarded = guarded;
-        if (!more) {
-            dev::copy_async_wait<0>();  // the last of all
-            finish_values(n, was_guarded);
+        const bool again = walk.next(next);
+        if (again) {
+            if (n + 1 >= STAGES) dev::mbarrier_wait(shared.k_empty(n + 1), parity(n + 1 - STAGES));
+            copy_rows(shared.k(n + 1), k, p.k_stride[2], next.start, p.len_k, p.head_dim, p.aligned_qk);
         }
+        if (n >= STAGES) dev::mbarrier_wait(shared.v_empty(n), parity(n - STAGES));
+        copy_rows(shared.v(n), v, p.v_stride[2], step.start, p.len_k, p.head_dim_v, p.aligned_v);
+        dev::copy_async_wait_all();
+        if (may_hold_masked(p, step) && clean_rows(shared.v(n))) *shared.unclean(n) = n + 1;
+        dev::fence_for_wgmma();
+        dev::mbarrier_arrive(shared.full(n + 1));  // pair n + 1
+        step = next, more = again;
     }
 }
 
@@ -207,7 +183,7 @@ __device__ __forceinline__ void multiply_everything(const Params& p, Shared shar
     walk.begin(list_of(p, block.b, block.h), block.row0 / p.tile_q);
     Step step, next;
     if (walk.next(step)) {
-        dev::mbarrier_wait(shared.k_full(0), 0);  // q and k 0 are there
+        dev::mbarrier_wait(shared.full(0), 0);  // q and pair 0
         dev::wgmma_fence();
         begin_logits(s[0], shared, first_row, 0);
         dev::wgmma_wait<0>();  // s of step 0
@@ -215,31 +191,30 @@ __device__ __forceinline__ void multiply_everything(const Params& p, Shared shar
         softmax(step);
         round_weights();
         if (half == 1) dev::named_barrier_arrive(1, 256);  // the first turn is that of the first multiplier
-        int n = 0;
+        int n = 1;
         for (; walk.next(next); ++n) {
-            dev::mbarrier_wait(shared.v_full(n), parity(n));  // v n is there
-            add_unclean(n, step);
-            dev::mbarrier_wait(shared.k_full(n + 1), parity(n + 1));  // k n + 1 is there
+            dev::mbarrier_wait(shared.full(n), parity(n));
+            add_unclean(n - 1, step);
             dev::named_barrier_sync(1 + half, 256);    // this one's turn
             dev::wgmma_fence();
-            begin_logits(s[0], shared, first_row, n + 1);
-            begin_output(acc[0], weights, shared, n);
+            begin_logits(s[0], shared, first_row, n);
+            begin_output(acc[0], weights, shared, n - 1);
             dev::named_barrier_arrive(2 - half, 256);  // the other's
-            dev::wgmma_wait<1>();  // s of step n + 1
-            release(shared.k_empty(n + 1));
+            dev::wgmma_wait<1>();  // s of step n
+            release(shared.k_empty(n));
             softmax(next);
-            dev::wgmma_wait<0>();  // acc up to step n
-            release(shared.v_empty(n));
+            dev::wgmma_wait<0>();  // acc up to step n - 1
+            release(shared.v_empty(n - 1));
 #pragma unroll
             for (int r = 0; r < 2; ++r) multiply_row(acc, r, shrink[r]);
             round_weights();
             step = next;
         }
         if (half == 0) dev::named_barrier_sync(1, 256);  // the other's last arrival
-        dev::mbarrier_wait(shared.v_full(n), parity(n));  // the last v is there
-        add_unclean(n, step);
+        dev::mbarrier_wait(shared.full(n), parity(n));   // the last pair, which has no keys
+        add_unclean(n - 1, step);
         dev::wgmma_fence();
-        begin_output(acc[0], weights, shared, n);
+        begin_output(acc[0], weights, shared, n - 1);
         dev::wgmma_wait<0>();  // acc
     }
     write_rows(p, rows, 0, 0, m, l, acc);
@@ -250,8 +225,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + COPIERS, 1) attention_for
     const Shared shared{bytes};
     if (threadIdx.x < STAGES) {
         const int n = threadIdx.x;
-        dev::mbarrier_init(shared.k_full(n), COPIERS), dev::mbarrier_init(shared.k_empty(n), MULTIPLIER_WARPS);
-        dev::mbarrier_init(shared.v_full(n), COPIERS), dev::mbarrier_init(shared.v_empty(n), MULTIPLIER_WARPS);
+        dev::mbarrier_init(shared.full(n), COPIERS);
+        dev::mbarrier_init(shared.k_empty(n), MULTIPLIER_WARPS), dev::mbarrier_init(shared.v_empty(n), MULTIPLIER_WARPS);
         *shared.unclean(n) = 0;
     }
     __syncthreads();  // the barriers are set up

@@ -26,6 +26,7 @@ struct Params {
     void* delta;        // (batch, heads_q, len_q) accumulation dtype: rowsum(dout * out) - dlse
     void* absmax;       // one float: the largest |dout|, as bits
     void* dq;
+    void* dq_sum;       // (batch, heads_q, len_q, head_dim) accumulation dtype, zeros before: with ATOMIC_DQ
     void* dk;
     void* dv;
     void* dbias;
@@ -179,6 +180,7 @@ __device__ __forceinline__ void load_tile(Tile<E, COLS> tile, int rows, int cols
 //     c[0] (g, 2t)   c[1] (g, 2t + 1)   c[2] (g + 8, 2t)   c[3] (g + 8, 2t + 1)
 // Mma<T> has, for products over K of the shared axis at a time:
 //     load_a     A = rows of a tile                    (a row of the tile is a row of A)
+//     load_a_bt  the same, with the shared axis in the order of load_bt
 //     load_b     two blocks of B = rows of a tile, transposed  (a row of the tile is a column of B)
 //     load_bt    two blocks of B = rows of a tile      (a row of the tile is a row of B)
 //     from_c     A = a result C, rounded to T          (pairs with load_bt)
@@ -196,6 +198,9 @@ template <bool IS_F16> struct Mma16 {  // f16 and bf16: m16n8k16
     template <int COLS> static __device__ __forceinline__ void load_a(A& a, Tile<E, COLS> s, int row, int k) {
         const int lane = threadIdx.x & 31;
         dev::ldmatrix(a.x, s.at(row + (lane & 15), k + (lane >> 4) * 8));
+    }
+    template <int COLS> static __device__ __forceinline__ void load_a_bt(A& a, Tile<E, COLS> s, int row, int k) {
+        load_a(a, s, row, k);
     }
     template <int COLS> static __device__ __forceinline__ void load_b(B (&b)[2], Tile<E, COLS> s, int n, int k) {
         const int lane = threadIdx.x & 31;
@@ -253,6 +258,11 @@ template <class F> struct MmaWide {  // float and double: eight of the shared ax
 #pragma unroll
         for (int i = 0; i < 2; ++i)
             b[i].x[0] = *s.at(k + 2 * t, n + i * 8 + g), b[i].x[1] = *s.at(k + 2 * t + 1, n + i * 8 + g);
+    }
+    template <int COLS> static __device__ __forceinline__ void load_a_bt(A& a, Tile<F, COLS> s, int row, int k) {
+        const int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+        a.x[0] = *s.at(row + g, k + 2 * t), a.x[1] = *s.at(row + g + 8, k + 2 * t);
+        a.x[2] = *s.at(row + g, k + 2 * t + 1), a.x[3] = *s.at(row + g + 8, k + 2 * t + 1);
     }
     template <int N> static __device__ __forceinline__ void from_c(A& a, const F (&c)[N][4], int k) {
         a.x[0] = c[k][0], a.x[1] = c[k][2], a.x[2] = c[k][1], a.x[3] = c[k][3];
