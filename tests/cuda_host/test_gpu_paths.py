@@ -160,3 +160,25 @@ def test_a_layer_computes_and_differentiates_on_gpu_arrays(cupy, rng):
     np.testing.assert_allclose(cupy.asnumpy(dx_gpu), dx, atol=2e-5)
     for name, grad in grads.items():
         np.testing.assert_allclose(cupy.asnumpy(grads_gpu[name]), grad, atol=5e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("len_q", "wgmma"), [(70, "0"), (70, "1"), (1, "0")], ids=["rows", "wgmma", "decode"]
+)
+def test_what_rounding_takes_from_a_16_bit_result_is_kept_for_the_pullback(
+    cupy, rng, monkeypatch, len_q, wgmma
+):
+    monkeypatch.setenv("NPATTN_WGMMA", wgmma)
+    v = normal(rng, 1, 1, 90, 16).astype(np.float16)
+    zeros = np.zeros((1, 1, 90, 16), np.float16)
+    problem = Problem(
+        *(np.dtype(np.float16), 1, 1, 1, len_q, 90, 16, 16, 1.0, 0.0, False, False, 0.0, 0), keeps_rest=True
+    )
+    plan = tile_plan(None, Extent(1, 1, len_q, 90), *cupy_cuda.tile_shape(problem))
+    arrays = [cupy.asarray(x) for x in (zeros[:, :, :len_q], zeros, v)]
+    out, _, _, rest = cupy_cuda.forward(problem, plan, *arrays, None, None)
+    exact = v.astype(float).mean(axis=2, keepdims=True)  # all weights are equal
+    assert np.abs(cupy.asnumpy(out).astype(float) - exact).max() > 1e-5
+    np.testing.assert_allclose(cupy.asnumpy(out).astype(float) + cupy.asnumpy(rest), exact, atol=2e-7)
+    without = cupy_cuda.forward(problem._replace(keeps_rest=False), plan, *arrays, None, None)
+    assert without.rest is None

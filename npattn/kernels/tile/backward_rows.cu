@@ -5,8 +5,8 @@
 // dq += ds k. dk and dv are another pass (backward_cols.cu) that computes s and dp again: seven products where five
 // would do, but nobody adds to what somebody else adds to, so results are the same bit for bit every time.
 
-// delta[b, h, i] = sum of dout * out where out != 0, less dlse: one warp a row. A row that sees no key has out 0,
-// and its dout may be anything.
+// delta[b, h, i] = sum of dout * (out + rest) where that is not 0, less dlse: one warp a row. A row that sees no key has
+// out 0, and its dout may be anything.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_delta(const __grid_constant__ Params p) {
     const i64 row = ((i64)blockIdx.x * THREADS + threadIdx.x) / 32;
     const int lane = threadIdx.x & 31;
@@ -16,7 +16,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_delta(const _
     const T* dout = row_in(p.dout, p.dout_stride, b, h, i);
     Acc sum = 0, largest = 0;
     for (int d = lane; d < p.head_dim_v; d += 32) {
-        const Acc x = to_acc(out[d]), dx = to_acc(dout[d]);
+        const Acc dx = to_acc(dout[d]);
+        Acc x = to_acc(out[d]);
+        if (sizeof(T) == 2 && p.rest != nullptr) x += to_acc(((const T*)p.rest)[row * p.head_dim_v + d]);
         if (x != Acc(0)) sum += x * dx;
         if (is_finite(dx)) largest = larger(largest, dx < Acc(0) ? -dx : dx);
     }

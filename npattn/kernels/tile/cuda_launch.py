@@ -297,7 +297,7 @@ def _aligned(*arrays: Any) -> bool:
 def forward_launches(
     problem: Problem, plan: TilePlan, arrays: dict[str, Any], wgmma: bool = False
 ) -> list[Launch]:
-    """One launch that writes out, m and l; ``wgmma``: by forward_wgmma.cu, where the plan's tiles allow it."""
+    """One launch that writes out, m and l; ``wgmma``: forward_wgmma.cu, where the plan's tiles allow it."""
     if wgmma and plan.tile_q % 128 == plan.tile_k % 128 == 0:
         kernel, cut = kernel_of("forward_wgmma", problem)
         params = params_of(problem, plan, arrays)

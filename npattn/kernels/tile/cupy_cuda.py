@@ -5,7 +5,7 @@ current stream of the arrays' device. Nothing is copied back and nothing waits f
 
 forward.cu (and merge.cu where few queries meet many keys; forward_wgmma.cu on an sm_90 where NPATTN_WGMMA=1),
 backward_rows.cu (dq), backward_cols.cu (dk, dv), backward_bias.cu.
-Every result is the same bit for bit each time, but dq where NPATTN_CUDA_ATOMICS=1 asks for a faster backward pass.
+Every result is the same bit for bit each time, but dq where NPATTN_CUDA_ATOMICS=1 asks for fewer products.
 """
 
 import threading
@@ -146,6 +146,7 @@ def _forward(
             "bias": None if bias is None else bias.astype(acc, copy=False),
             "sinks": None if sinks is None else xp.ascontiguousarray(sinks.astype(acc, copy=False)),
             "out": xp.empty((*rows, problem.head_dim_v), problem.dtype),
+            "rest": xp.empty((*rows, problem.head_dim_v), problem.dtype) if _keeps_rest(problem) else None,
             "m": xp.empty(rows, acc),
             "l": xp.empty(rows, acc),
         }
@@ -162,7 +163,12 @@ def _forward(
         else:
             launches = cuda_launch.forward_launches(problem, plan, arrays, _uses_wgmma(problem))
         _cuda.run(launches)
-    return Forward(arrays["out"], arrays["m"], arrays["l"])
+    return Forward(arrays["out"], arrays["m"], arrays["l"], arrays["rest"])
+
+
+def _keeps_rest(problem: Problem) -> bool:
+    """Only 16-bit results lose what delta would miss."""
+    return problem.keeps_rest and problem.dtype.itemsize == 2
 
 
 def backward(
@@ -182,7 +188,7 @@ def backward(
 ) -> AttentionGrads:
     """The transposed formula: seven matrix products instead of five, and no atomics.
 
-    With NPATTN_CUDA_ATOMICS=1 five, where there is a kernel for it; the last bits of dq then differ from run to run.
+    With NPATTN_CUDA_ATOMICS=1 five, where there is a kernel for it; the last bits of dq then differ by run.
     """
     for array in (dout, q, k, v, out):
         _cuda.require_gpu_array(array)
@@ -201,6 +207,7 @@ def backward(
             "bias": bias,
             "sinks": sinks,
             "out": out,
+            "rest": None if rest is None else xp.ascontiguousarray(rest),
             "m": xp.ascontiguousarray(m),
             "l": xp.ascontiguousarray(l),
             "dout": dout,

@@ -23,6 +23,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_merge(const _
             const Acc weight = exp_of(part_m[s * p.part_rows] - pivot);
             if (weight > Acc(0)) y += part_out[s * p.part_rows * p.head_dim_v + d] * weight;
         }
-        store((T*)p.out + row * p.head_dim_v + d, y * norm);
+        store_out(p, row * p.head_dim_v + d, y * norm);
     }
 }

@@ -124,7 +124,7 @@ __device__ __forceinline__ void write_rows(const Params& p, const Rows& rows, in
                 if (d >= p.head_dim_v) continue;
                 const Acc y = acc[r / 2][n][r % 2 * 2 + e] * norm;
                 if (DECODE) ((Acc*)p.part_out)[(part * p.part_rows + flat) * p.head_dim_v + d] = y;
-                else store((T*)p.out + flat * p.head_dim_v + d, y);
+                else store_out(p, flat * p.head_dim_v + d, y);
             }
     }
 }

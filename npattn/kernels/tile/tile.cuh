@@ -19,6 +19,7 @@ struct Params {
     const void* bias;   // accumulation dtype, or null
     const void* sinks;  // (heads_q,) accumulation dtype, or null
     void* out;          // (batch, heads_q, len_q, head_dim_v), C order like everything below
+    void* rest;         // as out: what rounding took from it, or null
     void* m;            // (batch, heads_q, len_q) accumulation dtype
     void* l;
     const void* dout;
@@ -442,6 +443,16 @@ template <int N, int COLS, class RowPointer>  // those that find_bad_rows marked
 __device__ __forceinline__ void add_bad_rows(Acc (&acc)[FRAGS][N][4], const Acc (&p)[FRAGS][STEP / 8][4], Tile<T, COLS> tile,
                                              int first_col, int cols, RowPointer row_pointer) {
     add_bad_rows_if(acc, p, [&](int j) { return *bad_row(tile, j) != 0; }, first_col, cols, row_pointer);
+}
+
+// out[at] = y, and in rest (16-bit T, where it is asked for) what rounding took from it.
+__device__ __forceinline__ void store_out(const Params& p, i64 at, Acc y) {
+    T rounded;
+    store(&rounded, y);
+    ((T*)p.out)[at] = rounded;
+    if (sizeof(T) > 2 || p.rest == nullptr) return;
+    const Acc lost = y - to_acc(rounded);
+    store((T*)p.rest + at, is_finite(lost) ? lost : Acc(0));
 }
 
 // The logit of one visible pair from its dot product. `capped` is what softcap made of it, for the backward pass.
