@@ -22,6 +22,7 @@ from npattn.functional.graph_attention import edge_softmax_vjp as edge_softmax_v
 from npattn.functional.graph_attention import graph_attention as graph_attention
 from npattn.functional.graph_attention import graph_attention_vjp as graph_attention_vjp
 from npattn.functional.linear import linear as linear
+from npattn.functional.linear import linear_vjp as linear_vjp
 from npattn.functional.linear_attention import LinearAttentionGrads as LinearAttentionGrads
 from npattn.functional.linear_attention import LinearAttentionState as LinearAttentionState
 from npattn.functional.linear_attention import linear_attention as linear_attention

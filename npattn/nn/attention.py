@@ -13,8 +13,8 @@ from npattn.functional.attention import attention, attention_vjp
 from npattn.functional.weights import attention_weights
 from npattn.masks import Causal, Dense, Mask, Window
 from npattn.nn.init import generator
-from npattn.nn.layer import Layer, join
-from npattn.nn.linear import Linear
+from npattn.nn.layer import Layer, join, prefixed
+from npattn.nn.linear import Linear, together, together_vjp
 from npattn.nn.norm import RMSNorm
 from npattn.nn.position import ALiBi, Rotary
 
@@ -193,10 +193,7 @@ class MultiHeadAttention(Layer):
         seed: int | None = None,
     ) -> tuple[Array, Pullback]:
         """Output and pullback dy -> (dx, grads), or ((dx, dcontext), grads) when context was given."""
-        q, back_query = self._head_vjp("query", x, positions)
-        source, source_positions = (x, positions) if context is None else (context, None)
-        k, back_key = self._head_vjp("key", source, source_positions)
-        v, back_value = self._head_vjp("value", source, source_positions)
+        (q, k, v), back_project = self._project_vjp(x, context, positions)
         attended, back_attention = attention_vjp(
             q, k, v, **self._options(q, k, context, mask, positions, seed)
         )
@@ -204,20 +201,8 @@ class MultiHeadAttention(Layer):
 
         def pullback(dy: Array) -> tuple[Any, Grads]:
             dattended, out = back_out(dy)
-            dq, dk, dv = back_attention(split_heads(dattended, self.num_heads))[:3]
-            dx, query = back_query(dq)
-            dcontext, key = back_key(dk)
-            dv, value = back_value(dv)
-            dcontext += dv
-            norms = {
-                name: grads.pop("norm") for name, grads in (("query", query), ("key", key)) if "norm" in grads
-            }
-            grads = join(("query", query), ("key", key), ("value", value), ("out", out))
-            grads.update({f"{name}_norm.weight": dweight for name, dweight in norms.items()})
-            if context is None:
-                dx += dcontext
-                return dx, grads
-            return (dx, dcontext), grads
+            dx, projections, norms = back_project(back_attention(split_heads(dattended, self.num_heads))[:3])
+            return dx, {**projections, **prefixed("out", out), **norms}
 
         return y, pullback
 
@@ -252,47 +237,66 @@ class MultiHeadAttention(Layer):
         return attention_stats(q, k, top_k=top_k, **options)
 
     def _project(self, x: Array, context: Array | None, positions: Any) -> tuple[Array, Array, Array]:
-        source, source_positions = (x, positions) if context is None else (context, None)
+        """Query, key and value, each (..., heads, length, head_dim)."""
+        if context is None:
+            q, k, v = together((self.query, self.key, self.value), x)
+        else:
+            q, (k, v) = self.query(x), together((self.key, self.value), context)
+        key_positions = positions if context is None else None
         return (
-            self._head("query", x, positions),
-            self._head("key", source, source_positions),
-            self._head("value", source, source_positions),
+            self._turned(split_heads(q, self.num_heads), self.query_norm, positions),
+            self._turned(split_heads(k, self.num_kv_heads), self.key_norm, key_positions),
+            split_heads(v, self.num_kv_heads),
         )
 
-    def _head(self, which: str, x: Array, positions: Any) -> Array:
-        """Project, normalise and rotate: (..., length, embed_dim) -> (..., heads, length, head_dim)."""
-        h = split_heads(getattr(self, which)(x), self._count(which))
-        if which != "value":
-            norm = getattr(self, f"{which}_norm")
-            h = h if norm is None else norm(h)
-            h = h if self.rotary is None else self.rotary(h, positions)
-        return h
+    def _project_vjp(
+        self, x: Array, context: Array | None, positions: Any
+    ) -> tuple[tuple[Array, Array, Array], Pullback]:
+        """``_project`` and its pullback (dq, dk, dv) -> (dx or (dx, dcontext), their grads, the norms')."""
+        if context is None:
+            (q, k, v), back_all = together_vjp((self.query, self.key, self.value), x)
+        else:
+            q, back_query = self.query.vjp(x)
+            (k, v), back_both = together_vjp((self.key, self.value), context)
+        key_positions = positions if context is None else None
+        q, back_q = self._turned_vjp(split_heads(q, self.num_heads), self.query_norm, positions)
+        k, back_k = self._turned_vjp(split_heads(k, self.num_kv_heads), self.key_norm, key_positions)
 
-    def _head_vjp(self, which: str, x: Array, positions: Any) -> tuple[Array, Pullback]:
-        """``_head`` and its pullback dh -> (dx, grads of the projection, "norm" being the norm's weight)."""
-        h, back_linear = getattr(self, which).vjp(x)
-        h = split_heads(h, self._count(which))
-        norm = None if which == "value" else getattr(self, f"{which}_norm")
+        def pullback(dheads: tuple[Array, Array, Array]) -> tuple[Any, Grads, Grads]:
+            dq, query_norm = back_q(dheads[0])
+            dk, key_norm = back_k(dheads[1])
+            dq, dk, dv = (merge_heads(dh) for dh in (dq, dk, dheads[2]))
+            if context is None:
+                dx, (query, key, value) = back_all((dq, dk, dv))
+            else:
+                dx_query, query = back_query(dq)
+                dcontext, (key, value) = back_both((dk, dv))
+                dx = dx_query, dcontext
+            projections = join(("query", query), ("key", key), ("value", value))
+            return dx, projections, join(("query_norm", query_norm), ("key_norm", key_norm))
+
+        return (q, k, split_heads(v, self.num_kv_heads)), pullback
+
+    def _turned(self, h: Array, norm: RMSNorm | None, positions: Any) -> Array:
+        """Queries or keys normalised and rotated, (..., heads, length, head_dim)."""
+        h = h if norm is None else norm(h)
+        return h if self.rotary is None else self.rotary(h, positions)
+
+    def _turned_vjp(self, h: Array, norm: RMSNorm | None, positions: Any) -> tuple[Array, Pullback]:
+        """``_turned`` and its pullback dh -> (dh, grads of the norm)."""
         back_norm: Pullback | None = None
         back_rotary: Pullback | None = None
         if norm is not None:
             h, back_norm = norm.vjp(h)
-        if self.rotary is not None and which != "value":
+        if self.rotary is not None:
             h, back_rotary = self.rotary.vjp(h, positions)
 
         def pullback(dh: Array) -> tuple[Array, Grads]:
-            dnorm: Grads = {}
             if back_rotary is not None:
                 dh, _ = back_rotary(dh)
-            if back_norm is not None:
-                dh, dnorm = back_norm(dh)
-            dx, grads = back_linear(merge_heads(dh))
-            return dx, {**grads, "norm": dnorm["weight"]} if dnorm else grads
+            return (dh, {}) if back_norm is None else back_norm(dh)
 
         return h, pullback
-
-    def _count(self, which: str) -> int:
-        return self.num_heads if which == "query" else self.num_kv_heads
 
     def _options(
         self,
@@ -442,7 +446,7 @@ class LinearMultiHeadAttention(Layer):
         from npattn.functional.linear_attention import linear_attention
 
         source = x if context is None else context
-        q, k, v = self.query(x), self.key(source), self.value(source)
+        q, (k, v) = self.query(x), together((self.key, self.value), source)
         q, k, v = (split_heads(h, self.num_heads) for h in (q, k, v))
         return self.out(merge_heads(linear_attention(q, k, v, **self._options())))
 
@@ -452,8 +456,7 @@ class LinearMultiHeadAttention(Layer):
 
         source = x if context is None else context
         q, back_query = self.query.vjp(x)
-        k, back_key = self.key.vjp(source)
-        v, back_value = self.value.vjp(source)
+        (k, v), back_both = together_vjp((self.key, self.value), source)
         q, k, v = (split_heads(h, self.num_heads) for h in (q, k, v))
         attended, back_attention = linear_attention_vjp(q, k, v, **self._options())
         y, back_out = self.out.vjp(merge_heads(attended))
@@ -462,9 +465,7 @@ class LinearMultiHeadAttention(Layer):
             dattended, out = back_out(dy)
             dq, dk, dv = back_attention(split_heads(dattended, self.num_heads))[:3]
             dx, query = back_query(merge_heads(dq))
-            dcontext, key = back_key(merge_heads(dk))
-            dv, value = back_value(merge_heads(dv))
-            dcontext += dv
+            dcontext, (key, value) = back_both((merge_heads(dk), merge_heads(dv)))
             grads = join(("query", query), ("key", key), ("value", value), ("out", out))
             if context is None:
                 dx += dcontext

@@ -1,5 +1,6 @@
 """Linear: the matmul of every layer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from npattn import functional as F
 from npattn._typing import Array, Grads, Pullback
-from npattn.functional._products import matmul, sum_rows
+from npattn.functional.linear import linears, linears_vjp
 from npattn.nn.init import fan_in_uniform, generator
 from npattn.nn.layer import Layer
 
@@ -70,16 +71,14 @@ class Linear(Layer):
 
     def vjp(self, x: Array) -> tuple[Array, Pullback]:
         """Output and pullback; ``dx = dy · weight``, ``dweight = dyᵀ · x``, ``dbias = Σ dy``."""
-        weight, has_bias = self.weight, self.bias is not None
+        self._check(x)
+        y, back = F.linear_vjp(x, self.weight, self.bias)
 
         def pullback(dy: Array) -> tuple[Array, Grads]:
-            rows = dy.reshape(-1, weight.shape[0])
-            grads = {"weight": matmul(rows.T, x.reshape(-1, weight.shape[1]))}
-            if has_bias:
-                grads["bias"] = sum_rows(rows)
-            return matmul(rows, weight).reshape(x.shape), grads
+            dx, dweight, dbias = back(dy)
+            return dx, _named(dweight, dbias)
 
-        return self(x), pullback
+        return y, pullback
 
     def _check(self, x: Array) -> None:
         out_dim, in_dim = self.weight.shape
@@ -90,4 +89,28 @@ class Linear(Layer):
             )
 
 
-__all__ = ["Linear"]
+def together(layers: Sequence[Linear], x: Array) -> list[Array]:
+    """``layer(x)`` of several layers for one x, as one call."""
+    for layer in layers:
+        layer._check(x)
+    return linears(x, [(layer.weight, layer.bias) for layer in layers])
+
+
+def together_vjp(layers: Sequence[Linear], x: Array) -> tuple[list[Array], Pullback]:
+    """``together`` and its pullback dys -> (dx, [grads of each layer])."""
+    for layer in layers:
+        layer._check(x)
+    ys, back = linears_vjp(x, [(layer.weight, layer.bias) for layer in layers])
+
+    def pullback(dys: Sequence[Array]) -> tuple[Array, list[Grads]]:
+        dx, dmaps = back(dys)
+        return dx, [_named(*dmap) for dmap in dmaps]
+
+    return ys, pullback
+
+
+def _named(dweight: Array, dbias: Array | None) -> Grads:
+    return {"weight": dweight} if dbias is None else {"weight": dweight, "bias": dbias}
+
+
+__all__ = ["Linear", "together", "together_vjp"]

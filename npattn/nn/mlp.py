@@ -10,7 +10,7 @@ from npattn._typing import Array, Grads, Pullback
 from npattn.functional.activation import ACTIVATIONS
 from npattn.nn.init import generator
 from npattn.nn.layer import Layer, join
-from npattn.nn.linear import Linear
+from npattn.nn.linear import Linear, together, together_vjp
 
 
 @dataclass(init=False, eq=False, repr=False)
@@ -127,21 +127,17 @@ class GatedMLP(Layer):
 
     def __call__(self, x: Array) -> Array:
         """(..., dim) of x (..., dim)."""
-        return self.down(F.swiglu(self.gate(x), self.up(x)))
+        return self.down(F.swiglu(*together((self.gate, self.up), x)))
 
     def vjp(self, x: Array) -> tuple[Array, Pullback]:
         """Output and pullback."""
-        g, back_gate = self.gate.vjp(x)
-        u, back_up = self.up.vjp(x)
+        (g, u), back_both = together_vjp((self.gate, self.up), x)
         a, back_product = F.swiglu_vjp(g, u)
         y, back_down = self.down.vjp(a)
 
         def pullback(dy: Array) -> tuple[Array, Grads]:
             da, down = back_down(dy)
-            dg, du = back_product(da)
-            dx, gate = back_gate(dg)
-            dx_up, up = back_up(du)
-            dx += dx_up
+            dx, (gate, up) = back_both(back_product(da))
             return dx, join(("gate", gate), ("up", up), ("down", down))
 
         return y, pullback

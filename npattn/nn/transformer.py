@@ -10,7 +10,6 @@ import numpy as np
 from npattn import functional as F
 from npattn._dropout import fold_seed
 from npattn._typing import Array, Grads, Pullback
-from npattn.functional._products import matmul
 from npattn.functional.dropout import dropout_vjp
 from npattn.masks import Mask
 from npattn.nn.attention import check_heads
@@ -466,17 +465,15 @@ class TransformerDecoder(TransformerStack):
 
             return logits, pullback
 
-        weight = self.embedding.weight
+        logits, back_tied = F.linear_vjp(x, self.embedding.weight)
 
         def tied_pullback(dlogits: Array) -> tuple[None, Grads]:
-            # logits = x · weightᵀ
-            rows = dlogits.reshape(-1, weight.shape[0])
-            dx = matmul(rows, weight).reshape(x.shape)
+            dx, dweight, _ = back_tied(dlogits)
             grads: Grads = back_states(dx)[1]
-            grads["embedding.weight"] += matmul(rows.T, x.reshape(-1, x.shape[-1]))
+            grads["embedding.weight"] += dweight
             return None, grads
 
-        return self.logits(x), tied_pullback
+        return logits, tied_pullback
 
     def logits(self, states: Array) -> Array:
         """The head alone: (..., vocab_size) of states (..., embed_dim)."""

@@ -21,7 +21,7 @@ def test_a_row_does_not_depend_on_the_others_or_on_the_threads():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((MOST_ROWS, 577)).astype(np.float32)
     weight = rng.standard_normal((1200, 577)).astype(np.float32)
-    if few_rows(x, weight) is None:
+    if few_rows(x, [weight]) is None:
         pytest.skip("needs compiled Numba kernels")
     whole = linear(x, weight)
     before = npattn.get_num_threads()
@@ -54,7 +54,7 @@ def test_other_dtypes_strides_and_shapes_work(dtype):
     assert linear(x[0, 0], weight).shape == (5,)
     single = weight.astype(np.float32)
     big = np.asfortranarray(rng.standard_normal((LEAST_SIZE // 8, 8)).astype(np.float32))
-    assert few_rows(np.ones((1, 8), np.float32), big) is None
+    assert few_rows(np.ones((1, 8), np.float32), [big]) is None
     np.testing.assert_allclose(
         linear(x.astype(np.float32)[..., ::-1], single[:, ::-1]), linear(x, weight), rtol=2e-2, atol=2e-2
     )

@@ -21,6 +21,15 @@ SHAPES = [
 ]
 
 
+def product(a, b, bias=None):
+    (c,) = module.products([(((a, b),), bias)])
+    return c
+
+
+def chosen(a, b, bias=None):
+    return linear.products([(((a, b),), bias)])
+
+
 def matrices(rng, m, k, n):
     return rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal((k, n)).astype(np.float32)
 
@@ -47,16 +56,14 @@ def assert_right(c, a, b):
 @pytest.mark.parametrize(("m", "k", "n"), SHAPES)
 def test_every_shape_and_layout(rng, poisoned_empty, m, k, n):
     a, b = matrices(rng, m, k, n)
-    first = module.product(a, b)
+    first = product(a, b)
     assert_right(first, a, b)
     for x in layouts(a).values():
         for y in layouts(b).values():
-            assert np.array_equal(module.product(x, y), first)
-    assert np.array_equal(
-        module.product(a[:, ::-1], b[::-1]), module.product(a[:, ::-1].copy(), b[::-1].copy())
-    )
+            assert np.array_equal(product(x, y), first)
+    assert np.array_equal(product(a[:, ::-1], b[::-1]), product(a[:, ::-1].copy(), b[::-1].copy()))
     bias = rng.standard_normal(n).astype(np.float32)
-    assert np.array_equal(module.product(a, b, bias), first + bias)
+    assert np.array_equal(product(a, b, bias), first + bias)
 
 
 @needs_kernel
@@ -67,18 +74,33 @@ def test_threads_and_other_rows_and_columns_do_not_change_a_bit(rng):
         results = []
         for threads in (1, 2, 4):
             npattn.set_num_threads(threads)
-            results.append(module.product(a, b))
+            results.append(product(a, b))
         assert all(np.array_equal(results[0], other) for other in results[1:])
-        assert np.array_equal(module.product(a[333:340], b[:, 70:97]), results[0][333:340, 70:97])
+        assert np.array_equal(product(a[333:340], b[:, 70:97]), results[0][333:340, 70:97])
     finally:
         npattn.set_num_threads(before)
+
+
+@needs_kernel
+def test_several_sums_of_products_at_once(rng, poisoned_empty):
+    pairs = [matrices(rng, 300, k, 130) for k in (5, 600, 64)]
+    bias = rng.standard_normal(130).astype(np.float32)
+    more = matrices(rng, 70, 1030, 1)
+    total, transposed, other = module.products(
+        [(pairs, bias), ([(pairs[1][1].T, pairs[1][0].T)], None), ([more], None)]
+    )
+    a, b = np.concatenate([a for a, _ in pairs], axis=1), np.concatenate([b for _, b in pairs])
+    assert_right(total - bias, a, b)
+    assert np.array_equal(transposed, product(*pairs[1]).T)
+    assert np.array_equal(other, product(*more))
+    assert np.array_equal(module.products([(pairs, bias)])[0], total)
 
 
 @needs_kernel
 def test_non_finite_values_stay_in_their_row_and_column(rng):
     a, b = matrices(rng, 70, 80, 67)
     a[3, 5], b[7, 66] = np.nan, np.inf
-    c = module.product(a, b)
+    c = product(a, b)
     assert np.isnan(c[3]).all()
     bad = ~np.isfinite(np.delete(c, 3, axis=0))
     assert bad[:, 66].all()
@@ -98,9 +120,11 @@ def test_matmul_takes_what_it_always_took(rng):
 @needs_kernel
 def test_who_multiplies(rng):
     a, b = matrices(rng, 80, 90, 100)
-    fast = module.product if module.IS_FAST else None
-    assert linear.product(a, b) is fast
-    assert linear.product(a, b.T.copy().T) is fast
-    assert linear.product(a[:5], b) is None  # little work
-    assert linear.product(a, np.repeat(b, 2, axis=1)[:, ::2]) is None
-    assert linear.product(a.astype(np.float64), b) is None
+    fast = module.products if module.IS_FAST else None
+    assert chosen(a, b) is fast
+    assert chosen(a, b.T.copy().T) is fast
+    assert chosen(a[:5], b) is None  # little work
+    assert chosen(a, np.repeat(b, 2, axis=1)[:, ::2]) is None
+    assert chosen(a.astype(np.float64), b) is None
+    assert chosen(a, b, np.zeros(100)) is None
+    assert chosen(a, b, np.zeros(100, np.float32)) is fast

@@ -1,13 +1,13 @@
 """Products with a weight, float32 on the CPU, where BLAS can be beaten.
 
-Two modules' worth of it in ``numba_cpu``: ``rows(x, weight)``, ``x · weightᵀ`` for a few rows of x, as in
-decoding, which is one reading of the weight; and ``product(a, b, bias)``, any matrices of some size. NumPy's
-BLAS reads the weight of a single row at about half the speed memory allows. Of large products it makes nine
-tenths of what the vector units can do, but its idle threads look for work for 20 ms, on the same processors
-as ours.
+``numba_cpu`` has two kinds: ``rows_of_each(x, weights)``, ``x · weightᵀ`` for a few rows of x, as in decoding:
+one reading of the weights; and ``products(sums)``, of any matrices of some size. NumPy's BLAS reads the weight
+of a single row at about half the speed memory allows. Of large products it makes nine tenths of what the
+vector units can do, but its idle threads look for work for 20 ms, on the same processors as ours.
 """
 
 import importlib
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -21,28 +21,39 @@ MOST_ROWS: Final = 4
 #: Smaller weights stay with BLAS: reading them takes a few microseconds either way.
 LEAST_SIZE: Final = 1 << 15
 
-#: Products of fewer multiply-adds stay with BLAS, which does not wake its threads for them either.
+#: Products of fewer multiply-adds, all together, stay with BLAS: for them it wakes no threads either.
 LEAST_WORK: Final = 1 << 18
 
 
-def few_rows(x: Array, weight: Array) -> Any:
-    """The function ``rows(x, weight)`` for this x (rows, in_dim) and weight (out_dim, in_dim), or None."""
-    if len(x) > MOST_ROWS or weight.size < LEAST_SIZE:
+def few_rows(x: Array, weights: Sequence[Array]) -> Any:
+    """The function ``rows_of_each(x, weights)`` for x (rows, in_dim), weights (out_dim, in_dim), or None."""
+    if len(x) > MOST_ROWS or sum(weight.size for weight in weights) < LEAST_SIZE:
         return None
-    if not all(_is_plain(array) and array.flags.c_contiguous for array in (x, weight)):
-        return None
-    module = _module()
-    return None if module is None else module.rows
-
-
-def product(a: Array, b: Array) -> Any:
-    """The function ``product(a, b, bias=None)`` for these a (m, k) and b (k, n), or None for BLAS."""
-    if a.ndim != 2 or b.ndim != 2 or a.shape[0] * b.size < LEAST_WORK or a.shape[1] != b.shape[0]:
-        return None
-    if not (_is_plain(a) and _is_plain(b)) or 4 not in b.strides:
+    if not all(_is_plain(array) and array.flags.c_contiguous for array in (x, *weights)):
         return None
     module = _module()
-    return module.product if module is not None and module.IS_FAST else None
+    return None if module is None else module.rows_of_each
+
+
+def products(sums: Sequence[Any]) -> Any:
+    """The function ``products(sums)`` for these, or None for BLAS.
+
+    A sum is its terms (a, b), matrices, and a bias or None: it gives ``Σ a @ b + bias``.
+    """
+    work = 0
+    for terms, bias in sums:
+        if bias is not None and not (_is_plain(bias) and bias.flags.c_contiguous):
+            return None
+        for a, b in terms:
+            if not (_is_plain(a) and _is_plain(b)) or a.ndim != 2 or b.ndim != 2 or 4 not in b.strides:
+                return None
+            if not b.size or a.shape[1] != b.shape[0]:
+                return None
+            work += a.shape[0] * b.size
+    if work < LEAST_WORK:
+        return None
+    module = _module()
+    return module.products if module is not None and module.IS_FAST else None
 
 
 def _is_plain(array: Array) -> bool:
@@ -59,4 +70,4 @@ def _module() -> Any:
     return module if module.USABLE else None
 
 
-__all__ = ["few_rows", "product"]
+__all__ = ["few_rows", "products"]

@@ -97,11 +97,6 @@ def output_units(where, start, stop, scratch, one):
     _units(where, start, stop)
 
 
-def rows(x: Array, weight: Array) -> Array:
-    """``x @ weight.T`` (rows, out_dim) of x (rows, in_dim) and weight (out_dim, in_dim), C-contiguous."""
-    return rows_of_each(x, (weight,))[0]
-
-
 def rows_of_each(x: Array, weights: Sequence[Array]) -> list[Array]:
     """``x @ weight.T`` (rows, out_dim) for each weight (out_dim, in_dim), x (rows, in_dim); C-contiguous."""
     count, n = x.shape
@@ -116,4 +111,4 @@ def rows_of_each(x: Array, weights: Sequence[Array]) -> list[Array]:
     return ys
 
 
-__all__ = ["USABLE", "rows", "rows_of_each"]
+__all__ = ["USABLE", "rows_of_each"]

@@ -1,18 +1,21 @@
 # mypy: disallow-untyped-defs=False, disallow-untyped-calls=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False, check-untyped-defs=False
-"""``C = A · B + bias`` for float32 matrices of any strides: the products of a layer, forward and backward.
+"""``C = Σ A · B + bias`` for float32 matrices of any strides: the products of a layer, forward and backward.
 
-C is cut into units of up to ROWS rows and COLUMNS columns, each computed by one thread from first to last: it
-walks the inner axis in blocks of DEPTH; packs the block of B, transposed if it lies so, into panels as wide
-as the register tile, which then stay in the second-level cache for all its rows; and lets the register tile
-(`_simd.matmul`) read A where it is, at any strides: one scalar at a time costs the same along rows and along
-columns. An element is summed over one block of DEPTH at a time, whatever the unit around it: results depend
-neither on the number of threads nor on the other rows.
+Products that do not wait for each other are one call: a projection's dx and dweight, the three projections of
+attention, whose dx is one sum of three terms. A C is cut into units of some rows and COLUMNS columns, each
+computed by one thread from first to last: it walks the terms and their inner axes in blocks of DEPTH; packs
+the block of B, transposed if it lies so, into panels as wide as the register tile, which then stay in the
+second-level cache for all its rows; and lets the register tile (`_simd.matmul`) read A where it is, at any
+strides: one scalar at a time costs the same along rows and along columns. An element is summed over one block
+of DEPTH at a time, whatever the unit around it: results depend neither on the number of threads nor on the
+other rows.
 
 Columns that fill no vector are computed in a strip of scratch and copied.
 """
 
 from array import array
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -26,6 +29,8 @@ from npattn.kernels._simd.matmul import matmul
 from npattn.kernels._simd.transpose import square
 from npattn.kernels._simd.vectors import add, lesser, load, load_int64, load_scalar, store, store_scalar
 
+Sum = tuple[Sequence[tuple[Array, Array]], Array | None]
+
 F = np.float32
 ONE = F(1)
 LANES: Final = _host.lanes(32)
@@ -35,15 +40,21 @@ WIDTH: Final = LANES * _host.TILE_VECTORS
 #: Elsewhere NumPy's BLAS may have more than vectors to multiply with (Apple's), or was not compared.
 IS_FAST: Final = _host.IS_X86 and _host.WIDTH >= 8
 
-ROWS: Final = 384
 COLUMNS: Final = 64
 DEPTH: Final = 512
+#: Rows of a unit: half of what there are, within these limits. Fewer rows pack B more often.
+FEWEST_ROWS, MOST_ROWS = 66, 384
 
 #: Scratch of a unit: a packed panel, then a strip of C.
 PACKED: Final = 4 * WIDTH * DEPTH
-SCRATCH: Final = PACKED + 4 * WIDTH * ROWS
+SCRATCH: Final = PACKED + 4 * WIDTH * MOST_ROWS
 
-A, A_ROW, A_COL, B, B_ROW, B_COL, C, C_ROW, M, N, K, BIAS = range(0, 8 * 12, 8)
+#: Words that describe a product (its first unit, C and its shape, rows of a unit, where its terms are
+#: described and how many they are), and those of a term.
+FIRST, C, M, N, ROWS, BIAS, TERMS, COUNT = range(0, 8 * 8, 8)
+A, A_ROW, A_COL, B, B_ROW, B_COL, K = range(0, 8 * 7, 8)
+PRODUCT: Final = 8 * 8
+TERM: Final = 8 * 7
 
 
 @part()
@@ -97,64 +108,85 @@ def _add_bias(c, c_row, rows, columns, bias):
 
 
 @part()
-def _panel(where, i, j, rows, columns, scratch):
-    """C[i : i + rows, j : j + columns], columns <= WIDTH."""
-    a_row, a_col = load_int64(where + A_ROW), load_int64(where + A_COL)
-    b_row, b_col = load_int64(where + B_ROW), load_int64(where + B_COL)
-    c_row, depth = load_int64(where + C_ROW), load_int64(where + K)
-    a, b = load_int64(where + A) + i * a_row, load_int64(where + B) + j * b_col
-    c = load_int64(where + C) + i * c_row + 4 * j
+def _panel(p, i, j, rows, columns, scratch):
+    """C[i : i + rows, j : j + columns] of the product described at p, columns <= WIDTH."""
+    c_row = 4 * load_int64(p + N)
+    c = load_int64(p + C) + i * c_row + 4 * j
     target, target_row = c, c_row
     if columns % LANES:
         target, target_row = scratch + PACKED, 4 * WIDTH
     vectors = (columns + LANES - 1) // LANES
-    for k in range(0, depth, DEPTH):
-        count = lesser(DEPTH, depth - k)
-        if b_col == 4:
-            _pack_rows(b + k * b_row, b_row, columns, count, scratch)
-        else:
-            _pack_columns(b + k * b_row, b_col, columns, count, scratch)
-        at = a + k * a_col
-        matmul(at, a_row, a_col, scratch, 4 * WIDTH, target, target_row, rows, vectors, count, k > 0, ONE)
+    terms = load_int64(p + TERMS)
+    for t in range(terms, terms + TERM * load_int64(p + COUNT), TERM):
+        a_row, a_col = load_int64(t + A_ROW), load_int64(t + A_COL)
+        b_row, b_col = load_int64(t + B_ROW), load_int64(t + B_COL)
+        a, b = load_int64(t + A) + i * a_row, load_int64(t + B) + j * b_col
+        depth = load_int64(t + K)
+        for k in range(0, depth, DEPTH):
+            count = lesser(DEPTH, depth - k)
+            if b_col == 4:
+                _pack_rows(b + k * b_row, b_row, columns, count, scratch)
+            else:
+                _pack_columns(b + k * b_row, b_col, columns, count, scratch)
+            at = a + k * a_col
+            more = k + t > terms
+            matmul(at, a_row, a_col, scratch, 4 * WIDTH, target, target_row, rows, vectors, count, more, ONE)
     if columns % LANES:
         _copy_strip(target, c, c_row, rows, columns)
-    bias = load_int64(where + BIAS)
+    bias = load_int64(p + BIAS)
     if bias:
         _add_bias(c, c_row, rows, columns, bias + 4 * j)
 
 
 @part()
 def _units(where, start, stop, scratch):
-    m, n = load_int64(where + M), load_int64(where + N)
-    blocks = (m + ROWS - 1) // ROWS
+    p = where
     for unit in range(start, stop):
-        i, j = unit % blocks * ROWS, unit // blocks * COLUMNS
+        while load_int64(p + PRODUCT + FIRST) <= unit:
+            p += PRODUCT
+        m, n, rows = load_int64(p + M), load_int64(p + N), load_int64(p + ROWS)
+        blocks = (m + rows - 1) // rows
+        place = unit - load_int64(p + FIRST)
+        i, j = place % blocks * rows, place // blocks * COLUMNS
         end = lesser(j + COLUMNS, n)
         while j < end:
-            _panel(where, i, j, lesser(ROWS, m - i), lesser(WIDTH, end - j), scratch)
+            _panel(p, i, j, lesser(rows, m - i), lesser(WIDTH, end - j), scratch)
             j += WIDTH
 
 
 @jit
 def product_units(where, start, stop, scratch, one):
-    """Units [start, stop) of the product whose description is at ``where``."""
+    """Units [start, stop) of the products described at ``where``, behind which the number of units stands."""
     _units(where, start, stop, scratch)
 
 
-def product(a: Array, b: Array, bias: Array | None = None) -> Array:
-    """``a @ b + bias``: a (m, k), b (k, n) with one contiguous axis, bias (n,) contiguous, all float32."""
-    (m, k), n = a.shape, b.shape[1]
-    c = np.empty((m, n), F)
-    call = array(
-        "q",
-        (
-            *(address(a), *a.strides, address(b), *b.strides, address(c), 4 * n, m, n, k),
-            0 if bias is None else address(bias),
-        ),
-    )
-    units = -(-m // ROWS) * -(-n // COLUMNS)
-    _team.run(product_units, call.buffer_info()[0], units, units, SCRATCH)
-    return c
+def products(sums: Sequence[Sum]) -> list[Array]:
+    """``Σ a @ b + bias`` for each of ``sums``.
+
+    A sum is its terms (a, b) and a bias or None: a (m, k), b (k, n) with one contiguous axis, bias (n,)
+    contiguous, all float32.
+    """
+    results = []
+    heads: list[int] = []
+    terms: list[int] = []
+    units = 0
+    described = PRODUCT * len(sums) + 8
+    for pairs, bias in sums:
+        m, n = len(pairs[0][0]), pairs[0][1].shape[1]
+        c = np.empty((m, n), F)
+        results.append(c)
+        rows = min(MOST_ROWS, max(FEWEST_ROWS, (m + 1) // 2))
+        heads += [units, address(c), m, n, rows, 0 if bias is None else address(bias)]
+        heads += [described + 8 * len(terms), len(pairs)]
+        for a, b in pairs:
+            terms += [address(a), *a.strides, address(b), *b.strides, len(b)]
+        units += -(-m // rows) * -(-n // COLUMNS)
+    words = array("q", [*heads, units, *terms])
+    where = words.buffer_info()[0]
+    for index in range(len(sums)):
+        words[8 * index + TERMS // 8] += where
+    _team.run(product_units, where, units, units, SCRATCH)
+    return results
 
 
-__all__ = ["IS_FAST", "product"]
+__all__ = ["IS_FAST", "products"]
