@@ -15,8 +15,9 @@ import datetime
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +34,30 @@ from npattn.testing import cases  # noqa: E402
 ARRAYS = ("query", "key", "value", "bias", "sinks")
 #: Norm of the error over norm of the result; float16 and bfloat16 round the result and the weights.
 LIMITS = {"float64": 1e-13, "float32": 3e-6, "float16": 2e-3, "bfloat16": 1.5e-2}
+
+
+class Variant(NamedTuple):
+    """What an environment variable asks for instead of the default; checked and timed beside it."""
+
+    name: str
+    variable: str
+    timed: str  # the pass it changes
+    itemsize: int  # of the widest dtype it takes
+    repeats: bool  # whether results are the same bits every time
+
+    def asked(self) -> Any:
+        """A block in which it is asked for."""
+        return environment(**{self.variable: "1"})
+
+
+DEFAULT = Variant("", "", "", 8, True)
+
+
+def variants() -> list[Variant]:
+    """Those this card has."""
+    atomics = Variant("atomics", "NPATTN_CUDA_ATOMICS", "forward + backward", 4, False)
+    wgmma = Variant("wgmma", "NPATTN_WGMMA", "forward", 2, True)
+    return [wgmma, atomics] if has_wgmma() else [atomics]
 
 
 def bfloat16() -> Any:
@@ -60,26 +85,30 @@ def relative(actual: Any, exact: Any) -> float:
 # ---------------------------------------------------------------------------------------------------- checks
 
 
+def probe(
+    cp: Any, run: Any, entry: str, a: Any, b: Any, d: Any, is_bf16: bool = False, hopper: int = 0
+) -> Any:
+    """``d`` after one block of a probe; ``hopper``: threads of a block of hopper_probes.cu."""
+    defines = (("IS_BF16", str(int(is_bf16))),)
+    if hopper:
+        files: tuple[str, ...] = ("device.cuh", "hopper.cuh", "../../benchmarks/hopper_probes.cu")
+        kernel = _cuda.Kernel(files, defines, "a")
+    else:
+        kernel = _cuda.Kernel(("device.cuh", "../../benchmarks/gpu_probes.cu"), defines)
+    a, b, d = (None if x is None else cp.asarray(x) for x in (a, b, d))
+    params = np.zeros(1, [("a", "u8"), ("b", "u8"), ("d", "u8")])
+    params["a"], params["d"] = _cuda.pointer(a), _cuda.pointer(d)
+    params["b"] = 0 if b is None else _cuda.pointer(b)
+    threads, shared = (hopper, 48 << 10) if hopper else (32, 512)
+    run([_cuda.Launch(kernel, entry, 1, threads, shared, params)])
+    return cp.asnumpy(d)
+
+
 def probes(cp: Any, run: Any) -> list[tuple[str, float, float]]:
     """Each wrapper of device.cuh alone: (name, error, limit)."""
     rng = np.random.default_rng(0)
     found = []
-
-    def launch(entry: str, a: Any, b: Any, d: Any, is_bf16: bool = False, hopper_threads: int = 0) -> Any:
-        defines = (("IS_BF16", str(int(is_bf16))),)
-        if hopper_threads:
-            files: tuple[str, ...] = ("device.cuh", "hopper.cuh", "../../benchmarks/hopper_probes.cu")
-            kernel = _cuda.Kernel(files, defines, "a")
-        else:
-            kernel = _cuda.Kernel(("device.cuh", "../../benchmarks/gpu_probes.cu"), defines)
-        a, b, d = (None if x is None else cp.asarray(x) for x in (a, b, d))
-        params = np.zeros(1, [("a", "u8"), ("b", "u8"), ("d", "u8")])
-        params["a"], params["d"] = _cuda.pointer(a), _cuda.pointer(d)
-        params["b"] = 0 if b is None else _cuda.pointer(b)
-        threads, shared = (hopper_threads, 48 << 10) if hopper_threads else (32, 512)
-        run([_cuda.Launch(kernel, entry, 1, threads, shared, params)])
-        return cp.asnumpy(d)
-
+    launch = partial(probe, cp, run)
     a, b = rng.standard_normal((16, 16)).astype(np.float16), rng.standard_normal((16, 8)).astype(np.float16)
     d = launch("probe_mma_f16", a.view(np.uint16), b.view(np.uint16), np.full((16, 8), np.nan, np.float32))
     found.append(("mma f16", relative(d, a.astype(float) @ b.astype(float)), 1e-6))
@@ -107,8 +136,13 @@ def probes(cp: Any, run: Any) -> list[tuple[str, float, float]]:
     half = a.astype(np.float16).astype(np.float32)
     found.append(("conversions", relative(d[[0, 1, 2, 4]], np.stack([half, *rounded, tf32, half])), 0.0))
     found.append(("exp2", relative(d[3], np.exp2(a.astype(float))), 5e-7))
-    if not has_wgmma():
-        return found
+    return found
+
+
+def hopper_probes(cp: Any, run: Any) -> list[tuple[str, float, float]]:
+    """Each wrapper of hopper.cuh alone."""
+    rng = np.random.default_rng(0)
+    found = []
     numbers = rng.integers(-8, 8, (192, 128)).astype(np.float32)  # exact in either dtype
     exact_a, exact_b = numbers[:64].astype(float), numbers[64:].astype(float)
     for name, is_bf16 in (("f16", False), ("bf16", True)):
@@ -116,10 +150,11 @@ def probes(cp: Any, run: Any) -> list[tuple[str, float, float]]:
         bits = np.ascontiguousarray(upper if is_bf16 else numbers.astype(np.float16).view(np.uint16))
         for entry, exact in (("rows", exact_a @ exact_b.T), ("into", exact_a @ exact_b)):
             d = np.full((64, 128), np.nan, np.float32)
-            d = launch(f"probe_wgmma_{entry}", bits[:64], bits[64:], d, is_bf16, 128)
+            d = probe(cp, run, f"probe_wgmma_{entry}", bits[:64], bits[64:], d, is_bf16, 128)
             found.append((f"wgmma_{entry} {name}", relative(d, exact), 0.0))
-    d = launch("probe_mbarrier", numbers[:3, :64].copy(), None, np.zeros((3, 64), np.float32), False, 256)
-    found.append(("mbarrier, named barriers, registers", relative(d, numbers[:3, :64][:, ::-1]), 0.0))
+    handed = numbers[:3, :64].copy()
+    d = probe(cp, run, "probe_mbarrier", handed, None, np.zeros((3, 64), np.float32), False, 256)
+    found.append(("mbarrier, named barriers, registers", relative(d, handed[:, ::-1]), 0.0))
     return found
 
 
@@ -152,17 +187,17 @@ def both_passes(arguments: dict[str, Any], cotangents: Any, move: Any, back: Any
     return [None if x is None else back(x) for x in (out, lse, *grads)]
 
 
-def check_attention(cp: Any, small: bool, variant: str = "") -> list[tuple[str, float, float]]:
+def check_attention(cp: Any, small: bool, variant: Variant = DEFAULT) -> list[tuple[str, float, float]]:
     """The shared table of cases in every dtype, forward and backward, against the oracle in float64.
 
-    ``variant`` names the 16-bit kernels that an environment variable has asked for.
+    In the dtypes that ``variant`` takes.
     """
     chosen = cases("shapes", "masks", "features")
     if small:
         chosen = [entry for entry in chosen if entry.name in ("gqa, causal", "one query")]
     found = []
     for dtype in (np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.float16), bfloat16()):
-        if dtype is None or (variant and dtype.itemsize > 2):
+        if dtype is None or dtype.itemsize > variant.itemsize:
             continue
         worst, where = 0.0, ""
         for entry in chosen:
@@ -190,14 +225,15 @@ def check_attention(cp: Any, small: bool, variant: str = "") -> list[tuple[str, 
             ):
                 if x is None or y.size <= 1:
                     continue
-                error = relative(x, y) if x.tobytes() == z.tobytes() else np.inf  # the same bits every time
+                same_bits = x.tobytes() == z.tobytes() or not variant.repeats
+                error = relative(x, y) if same_bits else np.inf
                 if error > worst:
                     worst, where = error, f"{entry.name}: {name}"
-        found.append((f"attention {dtype.name}{variant} (worst: {where})", worst, LIMITS[dtype.name]))
+        found.append((f"{variant.name} attention {dtype.name} (worst: {where})", worst, LIMITS[dtype.name]))
     return found
 
 
-def check_long(cp: Any, small: bool, variant: str = "") -> list[tuple[str, float, float]]:
+def check_long(cp: Any, small: bool, variant: Variant = DEFAULT) -> list[tuple[str, float, float]]:
     """Many steps a row, more than any pipeline has stages: causal, and a window that ends the rows early."""
     rng = np.random.default_rng(4)
     length = 700 if small else 3000
@@ -206,15 +242,17 @@ def check_long(cp: Any, small: bool, variant: str = "") -> list[tuple[str, float
         q, k, v = (rng.standard_normal((1, 2, length, dim)).astype(np.float16) for _ in range(3))
         exact = attention(*(x.astype(np.float64) for x in (q, k, v)), mask=mask, backend="numpy")
         out = cp.asnumpy(attention(*map(cp.asarray, (q, k, v)), mask=mask, backend="cupy"))
-        found.append((f"{length} keys, head_dim {dim}, float16{variant}", relative(out, exact), 1e-3))
+        found.append((f"{variant.name} {length} keys, head_dim {dim}, float16", relative(out, exact), 1e-3))
     return found
 
 
-def check_masked(cp: Any, variant: str = "") -> list[tuple[str, float, float]]:
+def check_masked(cp: Any, variant: Variant = DEFAULT) -> list[tuple[str, float, float]]:
     """NaN in what is masked changes nothing; long rows through many tiles."""
     rng = np.random.default_rng(2)
     found = []
     for dtype in (np.float32, np.float16):
+        if np.dtype(dtype).itemsize > variant.itemsize:
+            continue
         q, k, v = (rng.standard_normal((1, 2, 333, 64)).astype(dtype) for _ in range(3))
         mask = masks.Causal() & masks.Padding(np.array([200]))
         dout = rng.standard_normal(q.shape).astype(dtype)
@@ -223,8 +261,12 @@ def check_masked(cp: Any, variant: str = "") -> list[tuple[str, float, float]]:
             k[:, :, 200:] = v[:, :, 200:] = fill
             out, pullback = attention_vjp(*map(cp.asarray, (q, k, v)), mask=mask, backend="cupy")
             results.append([cp.asnumpy(x) for x in (out, *pullback(cp.asarray(dout))[:3])])
-        is_same = all(x.tobytes() == y.tobytes() for x, y in zip(*results, strict=True))
-        found.append((f"masked NaN {np.dtype(dtype).name}{variant}", 0.0 if is_same else np.inf, 0.0))
+        change = max(relative(x, y) for x, y in zip(*results, strict=True))
+        if variant.repeats:
+            change = 0.0 if all(x.tobytes() == y.tobytes() for x, y in zip(*results, strict=True)) else np.inf
+        found.append(
+            (f"{variant.name} masked NaN {np.dtype(dtype).name}", change, 0.0 if variant.repeats else 1e-3)
+        )
     return found
 
 
@@ -322,9 +364,11 @@ def time_torch(
         return None
 
 
-def time_attention(cp: Any, clock: Clock, small: bool) -> list[str]:
-    """Forward, and forward + backward, beside PyTorch's backends."""
+def time_attention(cp: Any, clock: Clock, small: bool, right: list[Variant]) -> list[str]:
+    """Forward, and forward + backward, beside PyTorch's backends and the variants that are right."""
     torch = torch_with_cuda()
+    gains: dict[Variant, list[float]] = {}
+    default_ms = np.nan
     lines = [
         "| batch, heads, length, head_dim | dtype | mask | pass | ms | TFLOP/s | flash | cuDNN | efficient |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -349,11 +393,11 @@ def time_attention(cp: Any, clock: Clock, small: bool) -> list[str]:
             )
             for causal in (False, True):
                 mask = masks.Causal() if causal else None
-                passes: list[tuple[str, dict[str, str]]] = [("forward", {}), ("forward + backward", {})]
-                if dtype != "float32" and shape[-1] <= 128 and has_wgmma():
-                    passes.insert(1, ("forward, wgmma", {"NPATTN_WGMMA": "1"}))
-                for name, variables in passes:
-                    backward = "backward" in name
+                usable = [v for v in right if kind.itemsize <= v.itemsize and shape[-1] <= 128]
+                both = ("forward", "forward + backward")
+                passes = [(t, x) for t in both for x in [DEFAULT, *(u for u in usable if u.timed == t)]]
+                for timed, variant in passes:
+                    backward = timed == "forward + backward"
 
                     def call(
                         backward: bool = backward, mask: Any = mask, q: Any = q, k: Any = k, v: Any = v
@@ -362,24 +406,34 @@ def time_attention(cp: Any, clock: Clock, small: bool) -> list[str]:
                         if backward:
                             pullback(dout)  # noqa: B023
 
-                    with environment(**variables):
+                    with variant.asked() if variant is not DEFAULT else contextlib.nullcontext():
                         ms = clock(call)
+                    if variant is DEFAULT:
+                        default_ms = ms
+                    else:
+                        gains.setdefault(variant, []).append(default_ms / ms)
                     b, h, length, dim = shape
                     flops = (
                         4.0 * b * h * length**2 * dim * (0.5 if causal else 1.0) * (3.5 if backward else 1.0)
                     )
                     peers = ["", "", ""]
-                    if torch is not None:
+                    if variant is not DEFAULT:
+                        peers[0] = f"{default_ms / ms:.2f} x the default"
+                    elif torch is not None:
                         peer_names = ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION")
                         timed = [time_torch(torch, shape, causal, dtype, x, backward) for x in peer_names]
                         peers = ["" if t is None else f"{t:.3f} ms ({t / ms:.2f} x)" for t in timed]
                     lines.append(
                         f"| {', '.join(map(str, shape))} | {dtype} | {'causal' if causal else 'full'} | "
-                        f"{name} | {ms:.3f} | "
+                        f"{timed}{', ' + variant.name if variant.name else ''} | {ms:.3f} | "
                         f"{flops / ms / 1e9:.1f} | "
                         f"{' | '.join(peers)} |"
                     )
                     print(lines[-1], flush=True)
+    for variant, ratios in gains.items():
+        gain = float(np.exp(np.mean(np.log(ratios))))
+        advice = f"set {variant.variable}=1 on this card" if gain > 1.02 else "leave it off"
+        lines.append(f"\n{variant.name}: right in every check, {gain:.2f} x the default's speed: {advice}.")
     return lines
 
 
@@ -428,12 +482,28 @@ def compile_table(architectures: list[str]) -> list[str]:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     bytes_of = {"f16": 2, "bf16": 2, "float": 4, "double": 8}
-    for family in ("forward", "decode", "backward_rows", "backward_cols", "dbias"):
-        for c_type in ("f16", "float", "double"):
-            for dim in (64, 128, 256):
+    families = (
+        "forward",
+        "forward_wgmma",
+        "decode",
+        "backward_rows",
+        "backward_cols",
+        "backward_atomic",
+        "dbias",
+    )
+    for family in families:
+        widths, dims = (2, 4, 8), (64, 128, 256)
+        if family == "forward_wgmma":
+            widths, dims = (2,), (64, 128)  # type: ignore[assignment]
+        if family == "backward_atomic":
+            widths, dims = (2, 4), (64, 128)  # type: ignore[assignment]
+        for c_type in (t for t, size in bytes_of.items() if size in widths and t != "bf16"):
+            for dim in dims:
                 for features in (False, True):
                     kernel = cuda_launch.specialise(family, c_type, dim, dim, *(features,) * 3)
-                    entry = {"decode": "attention_forward"}.get(family, f"attention_{family}")
+                    entry = f"attention_{'forward' if family == 'decode' else family}".replace(
+                        "atomic", "cols"
+                    )
                     shared = cuda_launch.shared_bytes(family, kernel, bytes_of[c_type])
                     what = [family, c_type, str(dim), "all" if features else "none"]
                     lines.append(_row(kernel, entry, architectures, what, shared))
@@ -454,11 +524,27 @@ def compile_table(architectures: list[str]) -> list[str]:
 def _row(kernel: _cuda.Kernel, entry: str, architectures: list[str], what: list[str], shared: int) -> str:
     registers, spills = [], 0
     for arch in architectures:
+        if kernel.variant and not arch.endswith(kernel.variant):
+            registers.append("–")  # noqa: RUF001
+            continue
         _, log = _cuda.compile_cubin(_cuda.source_text(kernel), arch, ("--ptxas-options=-v",))
         found = next(r for r in _cuda.resources(log) if r.entry == entry)
         registers.append(str(found.registers))
         spills += found.spills + found.stack
     return f"| {' | '.join(what)} | {' / '.join(registers)} | {shared / 1024:.1f} KiB | {spills} |"
+
+
+def report(found: list[tuple[str, float, float]]) -> int:
+    """Print one line a check; how many failed."""
+    failed = 0
+    for name, error, limit in found:
+        is_right = error <= limit
+        failed += not is_right
+        print(
+            f"{'ok   ' if is_right else 'WRONG'} {name.strip()}: error {error:.1e}, limit {limit:.0e}",
+            flush=True,
+        )
+    return failed
 
 
 def main() -> int:
@@ -489,7 +575,7 @@ def main() -> int:
             import cupy as cp
 
             card = cp.cuda.runtime.getDeviceProperties(0)["name"].decode()
-        failed = 0
+        right = variants()
         if options.only != "time":
             found = [
                 *probes(cp, _cuda.run),
@@ -498,23 +584,24 @@ def main() -> int:
                 *check_long(cp, options.model),
                 *check_graph(cp),
             ]
-            if has_wgmma():
-                with environment(NPATTN_WGMMA="1"):
-                    found += check_masked(cp, ", wgmma") + check_attention(cp, options.model, ", wgmma")
-                    found += check_long(cp, options.model, ", wgmma")
-            for name, error, limit in found:
-                is_right = error <= limit
-                failed += not is_right
-                print(
-                    f"{'ok   ' if is_right else 'WRONG'} {name}: error {error:.1e}, limit {limit:.0e}",
-                    flush=True,
-                )
+            failed = report(found)
             if failed:
                 print(f"{failed} of {len(found)} checks failed: nothing is timed")
                 return 1
+            for variant in variants():
+                found = hopper_probes(cp, _cuda.run) if variant.name == "wgmma" else []
+                with variant.asked():
+                    found += check_masked(cp, variant) + check_attention(cp, options.model, variant)
+                    found += check_long(cp, options.model, variant)
+                if report(found):
+                    print(f"{variant.name} is wrong on this card: leave {variant.variable} unset")
+                    right.remove(variant)
         if options.only != "check":
             clock = Clock(cp, options.model)
-            tables = [time_attention(cp, clock, options.model), time_memory_bound(cp, clock, options.model)]
+            tables = [
+                time_attention(cp, clock, options.model, right),
+                time_memory_bound(cp, clock, options.model),
+            ]
             print(f"\n{card}, {datetime.date.today()}, numpy {np.__version__}\n")
             print("\n\n".join("\n".join(table) for table in tables))
     return 0

@@ -15,7 +15,7 @@ def test_the_probe_of_each_wrapper_passes_on_the_model(cupy, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import gpu
 
-    found = gpu.probes(cupy, _cuda.run)
+    found = gpu.probes(cupy, _cuda.run) + gpu.hopper_probes(cupy, _cuda.run)
     assert len(found) == 12
     assert [name for name, error, limit in found if not error <= limit] == []
 
@@ -46,3 +46,5 @@ def test_the_whole_program_runs_on_the_model(cupy):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WRONG" not in done.stdout
     assert "| graph, forward + backward |" in done.stdout
+    assert "\nwgmma: right in every check, " in done.stdout
+    assert "\natomics: right in every check, " in done.stdout

@@ -109,10 +109,9 @@ __device__ __forceinline__ void copy_everything(const Params& p, Shared shared, 
     dev::mbarrier_arrive(shared.full(0));  // q and pair 0
     for (int n = 0; more; ++n) {
         const bool again = walk.next(next);
-        if (again) {
-            if (n + 1 >= STAGES) dev::mbarrier_wait(shared.k_empty(n + 1), parity(n + 1 - STAGES));
-            copy_rows(shared.k(n + 1), k, p.k_stride[2], next.start, p.len_k, p.head_dim, p.aligned_qk);
-        }
+        // The last pair, which has no keys, waits too: nobody may arrive at `full` again before it was waited for.
+        if (n + 1 >= STAGES) dev::mbarrier_wait(shared.k_empty(n + 1), parity(n + 1 - STAGES));
+        if (again) copy_rows(shared.k(n + 1), k, p.k_stride[2], next.start, p.len_k, p.head_dim, p.aligned_qk);
         if (n >= STAGES) dev::mbarrier_wait(shared.v_empty(n), parity(n - STAGES));
         copy_rows(shared.v(n), v, p.v_stride[2], step.start, p.len_k, p.head_dim_v, p.aligned_v);
         dev::copy_async_wait_all();
