@@ -525,7 +525,7 @@ def _row(kernel: _cuda.Kernel, entry: str, architectures: list[str], what: list[
     registers, spills = [], 0
     for arch in architectures:
         if kernel.variant and not arch.endswith(kernel.variant):
-            registers.append("–")  # noqa: RUF001
+            registers.append("–")
             continue
         _, log = _cuda.compile_cubin(_cuda.source_text(kernel), arch, ("--ptxas-options=-v",))
         found = next(r for r in _cuda.resources(log) if r.entry == entry)

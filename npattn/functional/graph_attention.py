@@ -96,20 +96,21 @@ def edge_softmax_vjp(logits: Array, adjacency: Any) -> tuple[Array, Pullback]:
             f"logits must be (num_edges, heads) with num_edges = {plan.num_edges}, got {logits.shape}"
         )
     dtype, acc = logits.dtype, accumulation_dtype(logits.dtype)
-    target = target_of_slot(plan)
-    slots = logits[plan.row_edge].astype(acc, copy=False)
+    xp = array_module(logits)
+    target, row_edge = xp.asarray(target_of_slot(plan)), xp.asarray(plan.row_edge)
+    slots = logits[row_edge].astype(acc, copy=False)
     m = max_by_target(plan, slots)
-    m[np.isneginf(m)] = 0
-    p = np.exp(slots - m[target])
+    m = xp.where(xp.isneginf(m), acc.type(0), m)
+    p = xp.exp(slots - m[target])
     l = sum_by_target(plan, p)
-    p /= np.where(l > 0, l, 1)[target]
-    masked = np.isneginf(slots)
+    p /= xp.where(l > 0, l, acc.type(1))[target]
+    masked = xp.isneginf(slots)
 
     def pullback(dweights: Array) -> Array:
-        dweights = np.asarray(dweights)
+        dweights = xp.asarray(dweights)
         if dweights.shape != p.shape:
             raise ValueError(f"dweights must have the shape of the weights, {p.shape}, got {dweights.shape}")
-        dp = np.where(masked, 0, dweights[plan.row_edge].astype(acc, copy=False))
+        dp = xp.where(masked, acc.type(0), dweights[row_edge].astype(acc, copy=False))
         return _to_caller_order(plan, p * (dp - sum_by_target(plan, p * dp)[target]), dtype)
 
     return _to_caller_order(plan, p, dtype), pullback
@@ -447,8 +448,9 @@ def _float_array(name: str, array: Any) -> Array:
 
 
 def _to_caller_order(plan: EdgePlan, slots: Array, dtype: Any) -> Array:
-    result = np.empty(slots.shape, dtype)
-    result[plan.row_edge] = slots
+    xp = array_module(slots)
+    result: Array = xp.empty(slots.shape, dtype)
+    result[xp.asarray(plan.row_edge)] = slots
     return result
 
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn._arrays import accumulation_dtype
+from npattn._arrays import accumulation_dtype, array_module
 from npattn._typing import Array, Grads, Pullback
 from npattn.functional._products import sum_rows
 from npattn.graph.adjacency import Adjacency, incoming_mean
@@ -64,19 +64,20 @@ def plus(a: Array | None, b: Array | None) -> Array | None:
 
 
 def apply(linear: Linear, x: Any) -> tuple[Array, Pullback]:
-    """``linear.vjp(x)``, for a scipy sparse x too, whose gradient is None: features mostly 0 stay so."""
+    """``linear.vjp(x)``, for a sparse x too (scipy's, or cupyx's on the GPU), whose gradient is None."""
     if not hasattr(x, "tocsr"):
         return linear.vjp(x)
     if x.shape[1] != linear.weight.shape[1]:
         raise ValueError(f"x must be (num_nodes, {linear.weight.shape[1]}), got shape {tuple(x.shape)}")
     rows = x.tocsr()
     wide = accumulation_dtype(linear.weight.dtype)  # scipy knows no halves
-    y = np.asarray(rows @ linear.weight.T.astype(wide, copy=False))
+    xp = array_module(linear.weight)
+    y = xp.asarray(rows @ linear.weight.T.astype(wide, copy=False))
     if linear.bias is not None:
         y += linear.bias
 
     def pullback(dy: Array) -> tuple[None, Grads]:
-        grads = {"weight": np.ascontiguousarray((rows.T @ dy.astype(wide, copy=False)).T)}
+        grads = {"weight": xp.ascontiguousarray((rows.T @ dy.astype(wide, copy=False)).T)}
         if linear.bias is not None:
             grads["bias"] = sum_rows(dy)
         return None, grads
@@ -94,7 +95,9 @@ def project(linear: Linear, ends: Ends) -> tuple[Array, Array, Callable[[Array, 
 
         def pull_shared(dsource: Array, dtarget: Array) -> tuple[Any, Grads]:
             dx, grads = pull_source(dsource + dtarget)
-            return ((dx, None if dx is None else np.zeros_like(dx)) if ends.is_pair else dx), grads
+            return (
+                (dx, None if dx is None else array_module(dx).zeros_like(dx)) if ends.is_pair else dx
+            ), grads
 
         return source, source, pull_shared
     target, pull_target = apply(linear, ends.target)
@@ -147,17 +150,18 @@ def edge_inputs(
         )
     own_dtype = edge_features.dtype
     features = edge_features.astype(dtype, copy=False)
-    added = adjacency.loopless_nodes if self_loops else np.zeros(0, np.int64)
+    xp = array_module(edge_features)
+    added = xp.asarray(adjacency.loopless_nodes) if self_loops else ()
     if len(added):
-        features = np.concatenate([features, incoming_mean(adjacency, features)[added]])
+        features = xp.concatenate([features, incoming_mean(adjacency, features)[added]])
 
     def pullback(dfeatures: Array) -> Array:
         own = dfeatures[: adjacency.num_edges]
         if len(added):  # mean[v] = sum of features over the in-edges of v / their number
-            dmean = np.zeros((adjacency.num_targets, edge_dim), dfeatures.dtype)
+            dmean = xp.zeros((adjacency.num_targets, edge_dim), dfeatures.dtype)
             dmean[added] = dfeatures[adjacency.num_edges :]
             count = np.maximum(np.diff(adjacency.plan.row_ptr), 1).astype(accumulation_dtype(dfeatures.dtype))
-            own = own + (dmean / count[:, None])[adjacency.target]
+            own = own + (dmean / xp.asarray(count)[:, None])[xp.asarray(adjacency.target)]
         return own.astype(own_dtype)
 
     return walked, features, pullback
@@ -186,7 +190,9 @@ def join_heads_pullback(dy: Array, heads: int, concat: bool) -> Array:
     """The transpose of ``join_heads``."""
     if concat:
         return split_heads(dy, heads)
-    return np.repeat((dy / np.asarray(heads, dy.dtype))[:, None, :], heads, axis=1)
+    xp = array_module(dy)
+    share: Array = xp.repeat((dy / dy.dtype.type(heads))[:, None, :], heads, axis=1)
+    return share
 
 
 def glorot_linear(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from npattn._arrays import is_attention_dtype
+from npattn._arrays import array_module, is_attention_dtype
 from npattn._typing import Array
 from npattn.masks import Mask
 from npattn.plans.edges import EdgePlan, edge_plan, sum_by_target, target_of_slot
@@ -417,8 +417,9 @@ def incoming_mean(adjacency: Adjacency, values: Array) -> Array:
         if values.dtype.itemsize < 4 and is_attention_dtype(values.dtype)
         else values
     )
-    count = np.maximum(np.diff(plan.row_ptr), 1).astype(wide.dtype)
-    total = sum_by_target(plan, wide[plan.row_edge])
+    xp = array_module(values)
+    count = xp.asarray(np.maximum(np.diff(plan.row_ptr), 1).astype(wide.dtype))
+    total = sum_by_target(plan, wide[xp.asarray(plan.row_edge)])
     mean: Array = total / count.reshape(-1, *(1,) * (values.ndim - 1))
     return mean if wide is values else mean.astype(values.dtype)
 

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from npattn._arrays import array_module
 from npattn._typing import Array, Grads, Pullback
 from npattn.functional._products import einsum, matmul, sum_rows
 from npattn.functional.dropout import fold_seed, keep_mask
@@ -259,7 +260,7 @@ class GATConv(Layer):
         p = self.message_dropout_p
         if seed is None or p == 0:
             return None
-        keep: Array = keep_mask(fold_seed(seed, 0), h.shape, p).astype(h.dtype)
+        keep: Array = array_module(h).asarray(keep_mask(fold_seed(seed, 0), h.shape, p).astype(h.dtype))
         return keep / h.dtype.type(1 - p) if p < 1 else keep
 
     def _edge_map(self) -> Any:

@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from npattn._arrays import array_module
 from npattn._typing import Array
 
 #: Edges (plus nodes) of one work item: some tens of microseconds of work.
@@ -138,7 +139,7 @@ def sum_by_target(plan: EdgePlan, values: Array) -> Array:
     Parameters
     ----------
     plan : EdgePlan
-    values : (num_edges, ...) ndarray
+    values : (num_edges, ...) NumPy or CuPy array
         In slot order (``x[plan.row_edge]`` of an array in the caller's order).
 
     Returns
@@ -184,10 +185,17 @@ def check_edge_plan(plan: EdgePlan) -> None:
 
 def _reduce(operation: Any, ptr: Array, values: Array, empty: float) -> Array:
     """reduceat, which gives an element where a segment is empty: those are left out and filled in."""
-    result = np.full((len(ptr) - 1, *values.shape[1:]), empty, values.dtype)
-    filled = ptr[1:] > ptr[:-1]
-    if filled.any() and result.size:
-        result[filled] = operation.reduceat(values, ptr[:-1][filled], axis=0)
+    xp = array_module(values)
+    result: Array = xp.full((len(ptr) - 1, *values.shape[1:]), empty, values.dtype)
+    filled = np.flatnonzero(ptr[1:] > ptr[:-1])
+    if not (filled.size and result.size):
+        return result
+    if operation is np.maximum and xp is not np:  # CuPy has reduceat for sums only
+        owner = xp.asarray(np.repeat(np.arange(len(ptr) - 1), np.diff(ptr)))
+        xp.maximum.at(result, owner, values)
+    else:
+        reduceat = operation.reduceat if xp is np else xp.add.reduceat
+        result[xp.asarray(filled)] = reduceat(values, xp.asarray(ptr[filled]), axis=0)
     return result
 
 

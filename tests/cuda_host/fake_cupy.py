@@ -85,8 +85,33 @@ def _ours(x: Any) -> Any:
 _COPIES_IN = ("asarray", "array", "ascontiguousarray")  # the functions that take NumPy arrays to the device
 
 
+class _Ufunc:
+    """One of CuPy's: ``at`` for sums and extremes, ``reduceat`` for sums only."""
+
+    def __init__(self, ufunc: np.ufunc) -> None:
+        self._ufunc = ufunc
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        _refuse_numpy(self._ufunc.__name__, args)
+        return _ours(self._ufunc(*(_plain(x) for x in args), **{k: _plain(v) for k, v in kwargs.items()}))
+
+    def at(self, a: ndarray, indices: Any, b: Any) -> None:
+        if self._ufunc not in (np.add, np.maximum, np.minimum):
+            raise NotImplementedError(f"`{self._ufunc.__name__}.at` is not supported yet")
+        _refuse_numpy("at", (a, indices, b))
+        self._ufunc.at(*(_plain(x) for x in (a, indices, b)))
+
+    def reduceat(self, array: ndarray, indices: Any, axis: int = 0) -> Any:
+        if self._ufunc is not np.add:
+            raise NotImplementedError(f"`{self._ufunc.__name__}.reduceat` is not supported yet")
+        _refuse_numpy("reduceat", (array, indices))
+        return _ours(self._ufunc.reduceat(_plain(array), _plain(indices), axis=axis))
+
+
 def _wrapped(name: str) -> Any:
     function = getattr(np, name)
+    if isinstance(function, np.ufunc):
+        return _Ufunc(function)
     if isinstance(function, type) or not callable(function):
         return function
 
