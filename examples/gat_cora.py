@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from _device import arrays, to_numpy
 from scipy.sparse import csr_array
 
 from npattn import functional as F
@@ -69,33 +70,45 @@ class GAT(Layer):
     first: GATConv
     second: GATConv
     dropout_p: float
+    xp: Any  # numpy, or cupy once moved
 
     def __init__(
-        self, in_dim: int, classes: int, *, heads: int = 8, hidden: int = 8, dropout_p: float = 0.6, rng: Any
+        self,
+        in_dim: int,
+        classes: int,
+        *,
+        heads: int = 8,
+        hidden: int = 8,
+        dropout_p: float = 0.6,
+        rng: Any,
+        xp: Any = np,
     ) -> None:
         dropout = {"dropout_p": dropout_p, "message_dropout_p": dropout_p}
         self.first = GATConv(in_dim, hidden, heads, **dropout, rng=rng)
         self.second = GATConv(heads * hidden, classes, **dropout, rng=rng)
         self.dropout_p = dropout_p
+        self.xp = xp
+        self.move_to(xp)
 
-    def __call__(self, x: csr_array, graph: Adjacency) -> np.ndarray:
-        """Class logits (nodes, classes), without dropout."""
+    def __call__(self, x: csr_array, graph: Adjacency) -> Any:
+        """Class logits (nodes, classes), without dropout; on the device of the parameters."""
         return self.vjp(x, graph)[0]
 
     def vjp(self, x: csr_array, graph: Adjacency, seed: int | None = None) -> Any:
         """Logits and pullback; dropout everywhere with a seed."""
         seeds = [None if seed is None else fold_seed(seed, i) for i in range(4)]
+        xp = self.xp
         x = drop_nonzero(x, self.dropout_p, seeds[0])
-        h, pull_first = self.first.vjp(x, graph, seed=seeds[1])
-        active = np.where(h > 0, h, np.expm1(np.minimum(h, 0)))  # ELU
+        h, pull_first = self.first.vjp(x if xp is np else dense(x, xp), graph, seed=seeds[1])
+        active = xp.where(h > 0, h, xp.expm1(xp.minimum(h, 0)))  # ELU
         keep = np.float32(1)
         if seeds[2] is not None:
-            keep = keep_mask(seeds[2], h.shape, self.dropout_p) / np.float32(1 - self.dropout_p)
+            keep = xp.asarray(keep_mask(seeds[2], h.shape, self.dropout_p)) / np.float32(1 - self.dropout_p)
         logits, pull_second = self.second.vjp(active * keep, graph, seed=seeds[3])
 
         def pullback(dlogits: np.ndarray) -> tuple[None, dict[str, np.ndarray]]:
             dactive, second_grads = pull_second(dlogits)
-            dh = dactive * keep * np.where(h > 0, 1, active + 1)  # the slope of ELU is ELU + 1 below 0
+            dh = dactive * keep * xp.where(h > 0, 1, active + 1)  # the slope of ELU is ELU + 1 below 0
             dx, first_grads = pull_first(dh)
             return dx, join(("first", first_grads), ("second", second_grads))
 
@@ -110,24 +123,35 @@ def drop_nonzero(x: csr_array, p: float, seed: int | None) -> csr_array:
     return csr_array((kept, x.indices, x.indptr), shape=x.shape)
 
 
-def train(data: Citations, seed: int, *, epochs: int = 2000, patience: int = 100) -> tuple[float, int]:
+def dense(x: csr_array, xp: Any) -> Any:
+    """A sparse array as one of ``xp``'s, filled there."""
+    y = xp.zeros(x.shape, x.dtype)
+    row = np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
+    y[xp.asarray(row), xp.asarray(x.indices)] = xp.asarray(x.data)
+    return y
+
+
+def train(
+    data: Citations, seed: int, *, epochs: int = 2000, patience: int = 100, xp: Any = np
+) -> tuple[float, int]:
     """Train one model; the test accuracy where validation was best, and the number of epochs."""
-    model = GAT(data.x.shape[1], data.y.max() + 1, rng=np.random.default_rng(seed))
+    model = GAT(data.x.shape[1], data.y.max() + 1, rng=np.random.default_rng(seed), xp=xp)
     parameters = model.named_parameters()
     optimizer = optim.Adam(dict(parameters), lr=0.005)
     best_accuracy, best_loss, waited, test_accuracy = 0.0, np.inf, 0, 0.0
     for epoch in range(epochs):
         logits, pullback = model.vjp(data.x, data.graph, seed=fold_seed(seed, epoch))
-        _, pull_loss = F.cross_entropy_vjp(logits[data.train], data.y[data.train])
-        dlogits = np.zeros_like(logits)
-        dlogits[data.train] = pull_loss()
+        known = xp.asarray(data.train)
+        _, pull_loss = F.cross_entropy_vjp(logits[known], xp.asarray(data.y[data.train]))
+        dlogits = xp.zeros_like(logits)
+        dlogits[known] = pull_loss()
         _, grads = pullback(dlogits)
         for name, value in parameters.items():  # L2 on everything but biases
             if not name.endswith("bias"):
                 grads[name] = grads[name] + np.float32(5e-4) * value
         optimizer.step(grads)
 
-        logits = model(data.x, data.graph)
+        logits = to_numpy(model(data.x, data.graph))
         correct = logits.argmax(1) == data.y
         accuracy = correct[data.val].mean()
         loss = F.cross_entropy(logits[data.val], data.y[data.val])
@@ -151,12 +175,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10, help="how many models")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=2000, help="at most")
+    parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu", help="where the model is trained")
     arguments = parser.parse_args()
+    xp = arrays(arguments.device)
     data = load(arguments.data)
     accuracies = []
     for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
         started = time.perf_counter()
-        accuracy, epochs = train(data, seed, epochs=arguments.epochs)
+        accuracy, epochs = train(data, seed, epochs=arguments.epochs, xp=xp)
         accuracies.append(accuracy)
         seconds = time.perf_counter() - started
         print(f"seed {seed}: test {accuracy:.1%} after {epochs} epochs, {seconds:.0f} s", flush=True)

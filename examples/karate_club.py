@@ -9,7 +9,7 @@ encoding of their place in the graph. Then the attention is written back onto th
 
 import networkx as nx
 import numpy as np
-from _device import parse
+from _device import parse, to_numpy
 
 from npattn import functional as F
 from npattn import optim
@@ -19,45 +19,45 @@ from npattn.graph import Adjacency, GATConv, laplacian_encoding
 
 def main():
     """Run the example and print."""
-    arguments, _ = parse(__doc__, epochs={"type": int, "default": 100, "help": "training steps"})
-    if arguments.device == "gpu":
-        raise SystemExit("34 nodes: this example runs on the CPU")
+    arguments, xp = parse(__doc__, epochs={"type": int, "default": 100, "help": "training steps"})
     G = nx.karate_club_graph()
     side = np.array([G.nodes[node]["club"] == "Officer" for node in G]).astype(int)
-    known = np.array([0, 33])
+    known = xp.array([0, 33])
     graph = Adjacency.from_networkx(G)
-    x = laplacian_encoding(graph, 4).astype(np.float32)
+    x = xp.asarray(laplacian_encoding(graph, 4).astype(np.float32))
 
     rng = np.random.default_rng(0)
     first = GATConv(4, 8, heads=4, dropout_p=0.2, rng=rng)
     second = GATConv(32, 2, dropout_p=0.2, rng=rng)
     layers = {"first": first, "second": second}
+    for layer in layers.values():
+        layer.move_to(xp)
     parameters = {f"{n}.{k}": p for n, layer in layers.items() for k, p in layer.named_parameters().items()}
     optimizer = optim.Adam(parameters, lr=0.01)
     print(f"{graph.num_nodes} members, {G.number_of_edges()} friendships, {len(known)} known sides")
 
     for epoch in range(arguments.epochs):
         h, pull_first = first.vjp(x, graph, seed=fold_seed(0, 2 * epoch))
-        logits, pull_second = second.vjp(np.tanh(h), graph, seed=fold_seed(0, 2 * epoch + 1))
-        loss, pull_loss = F.cross_entropy_vjp(logits[known], side[known])
+        logits, pull_second = second.vjp(xp.tanh(h), graph, seed=fold_seed(0, 2 * epoch + 1))
+        loss, pull_loss = F.cross_entropy_vjp(logits[known], xp.asarray(side)[known])
 
-        dlogits = np.zeros_like(logits)
+        dlogits = xp.zeros_like(logits)
         dlogits[known] = pull_loss()
         dhidden, second_grads = pull_second(dlogits)
-        _, first_grads = pull_first(dhidden * (1 - np.tanh(h) ** 2))
+        _, first_grads = pull_first(dhidden * (1 - xp.tanh(h) ** 2))
         grads = {f"first.{k}": g for k, g in first_grads.items()}
         grads |= {f"second.{k}": g for k, g in second_grads.items()}
         optimizer.step(grads)
         if (epoch + 1) % max(arguments.epochs // 4, 1) == 0:
-            print(f"epoch {epoch + 1:4}: loss {loss:.3f}")
+            print(f"epoch {epoch + 1:4}: loss {float(loss):.3f}")
 
-    predicted = second(np.tanh(first(x, graph)), graph).argmax(axis=1)
+    predicted = to_numpy(second(xp.tanh(first(x, graph)), graph).argmax(axis=1))
     right = predicted == side
     print(f"right for {right.sum()} of {len(side)} members; wrong for {np.flatnonzero(~right).tolist()}")
 
     # The weights come in the order of the edges walked, self-loops behind; a directed copy of the graph has
     # a place for both directions of a friendship.
-    weights = first.weights(x, graph).mean(axis=1)
+    weights = to_numpy(first.weights(x, graph).mean(axis=1))
     walked = graph.with_self_loops()
     D = G.to_directed()
     D.add_edges_from((node, node) for node in G)

@@ -1,5 +1,8 @@
 """Graph layers, edge_softmax and the plain implementation give on GPU arrays what they give on the CPU."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -77,3 +80,32 @@ def test_rows_too_wide_for_the_kernels_are_computed_with_cupys_operations(cupy, 
     on_gpu = graph_attention(*(cupy.asarray(q) for _ in range(3)), graph)
     assert isinstance(on_gpu, ndarray)
     np.testing.assert_allclose(on_gpu.get(), graph_attention(q, q, q, graph), rtol=2e-5, atol=1e-6)
+
+
+def test_graph_examples_run_with_device_gpu(cupy, monkeypatch, capsys):
+    """As far as a model of a GPU can tell: nothing of theirs stays behind on the CPU, and they learn."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    import _device
+    import dictionary_lookup
+    import gat_cora
+    import karate_club
+    from scipy.sparse import csr_array
+
+    monkeypatch.setattr(_device, "arrays", lambda device: {"cpu": np, "gpu": cupy}[device])
+    printed = {}
+    for device in ("cpu", "gpu"):
+        monkeypatch.setattr(sys, "argv", ["karate_club.py", "--device", device, "--epochs", "4"])
+        karate_club.main()
+        printed[device] = capsys.readouterr().out
+    assert printed["gpu"] == printed["cpu"]
+
+    found = [dictionary_lookup.train(GATv2Conv, 3, 3, np.random.default_rng(0), xp) for xp in (np, cupy)]
+    assert found[0] == found[1]
+
+    rng = np.random.default_rng(0)
+    x = csr_array((rng.random((30, 12)) < 0.3) * rng.random((30, 12), dtype=np.float32))
+    edges = Adjacency.from_edges(rng.integers(0, 30, 90), rng.integers(0, 30, 90), 30)
+    parts = np.arange(10), np.arange(10, 20), np.arange(20, 30)
+    data = gat_cora.Citations(x, rng.integers(0, 3, 30), edges, *parts)
+    results = [gat_cora.train(data, 0, epochs=3, xp=xp) for xp in (np, cupy)]
+    assert results[0] == results[1]
