@@ -7,10 +7,10 @@ Loop order: a work unit is one split of the keys of one (batch element, key head
     P = exp(S - m)
     acc += P V
 
-A step also ends where the rows of a page do, so that keys and values are read where they are, a page table or
-not. Rows stored in 16 bits, and rows that are no whole vectors, are widened into scratch step by step. Units
-write only rows of their own (of their own split: `merge_units` joins these), so nothing depends on the thread
-count.
+Both products go by runs of evenly spaced rows, so that keys and values are read where they are, a page table
+or not. Rows stored in 16 bits, and rows that are no whole vectors, are widened into scratch step by step.
+Units write only rows of their own (of their own split: `merge_units` joins these), so nothing depends on the
+thread count.
 
 Versions (Zen 4, one core, float32; GB/s of keys and values from memory, and where they fit, from cache):
 
@@ -26,6 +26,10 @@ Adding up a whole array reads 31 GB/s there. Sixteen rows of 512 bytes read side
 the second half of a wide row of values do, get 12: the processor's prefetchers follow few streams. Prefetch
 instructions did not help (12.5 / 16 / 12 at best, at any distance, into either cache), nor did reading values
 in order just before they are multiplied instead of with the keys (17.8 / 16.9 / 15.7).
+
+Pages of 16 tokens in order of the pool cost 1.1 times as much as one array, a call of attention included.
+Pages drawn at random, none beside its neighbour, cost 2.0 times as much; with the pages of the next step
+prefetched into the second-level cache 1.4 (head_dim 128) to 1.65 (64).
 """
 
 from typing import Final
@@ -34,7 +38,7 @@ from numba import types
 
 from npattn.kernels._jit import jit
 from npattn.kernels._parts import part
-from npattn.kernels._simd.dots import dots
+from npattn.kernels._simd.dots import dots, prefetch
 from npattn.kernels._simd.exp import exp_scalar
 from npattn.kernels._simd.matmul import matmul
 from npattn.kernels._simd.vectors import (
@@ -99,15 +103,18 @@ def touched(address, row, rows, vectors, one):
 
 
 @part()
-def row_products(q, q_row, k, k_row, v, v_row, v_vectors, s, s_row, rows, keys, vectors, one):
-    """s[r, j] = q[r] . k[j]; columns are padded to whole vectors with copies of the last."""
+def row_products(q, q_row, k, k_row, k_ahead, v, v_row, v_ahead, s, s_row, rows, keys, vectors, one):
+    """s[r, j] = q[r] . k[j]; columns are padded to whole vectors with copies of the last.
+
+    ``k_ahead`` and ``v_ahead``: so many vectors of each row are read in order before they are needed.
+    """
     n = lanes(one)
     width = vector_bytes(one)
     for j in range(0, keys, n):
         last = lesser(n, keys - j) - 1
         at = s + j // n * width
-        store_scalar(at, touched(k + j * k_row, k_row, last + 1, vectors, one))
-        store_scalar(at, touched(v + j * v_row, v_row, last + 1, v_vectors, one))
+        store_scalar(at, touched(k + j * k_row, k_row, last + 1, k_ahead, one))
+        store_scalar(at, touched(v + j * v_row, v_row, last + 1, v_ahead, one))
         for r in range(rows):
             store(at + r * s_row, dots(q + r * q_row, k + j * k_row, k_row, last, vectors, one))
 
@@ -129,60 +136,104 @@ def run_end(p, b, j, stop):
     return lesser(end, stop)
 
 
+@part(types.intp)
+def key_at(p, b, g, j):
+    """Where row j of the keys is."""
+    if p.page_size == 0:
+        return p.k + b * p.k_b + g * p.k_h + j * p.k_j
+    return p.k + page_of(p, b, j) * p.k_b + g * p.k_h + j % p.page_size * p.k_j
+
+
+@part(types.intp)
+def value_at(p, b, g, j):
+    """Where row j of the values is."""
+    if p.page_size == 0:
+        return p.v + b * p.v_b + g * p.v_h + j * p.v_j
+    return p.v + page_of(p, b, j) * p.v_b + g * p.v_h + j % p.page_size * p.v_j
+
+
+@part()
+def add_values(s, visible, s_row, v, v_row, acc, acc_row, rows, vectors, count, garbage, one):
+    """Acc += P V for ``count`` keys; ``garbage``: some of V is inf or NaN and may be masked."""
+    size = scalar_bytes(one)
+    if garbage:
+        matmul_visible(s, visible, s_row, size, v, v_row, acc, acc_row, rows, vectors, count, one)
+    else:
+        matmul(s, s_row, size, v, v_row, acc, acc_row, rows, vectors, count, True, one)
+
+
+@part()
+def ask_for_pages(p, b, g, j0, j1):
+    """Prefetch keys j0 .. j1 and their values, but for pages the processor's own prefetchers run into."""
+    at = j0
+    while at < j1:
+        page = page_of(p, b, at)
+        end = lesser((at // p.page_size + 1) * p.page_size, j1)
+        if not p.pages_touch or page != page_of(p, b, at - 1) + 1:
+            k = key_at(p, b, g, at)
+            v = value_at(p, b, g, at)
+            for r in range(end - at):
+                for line in range(0, p.dim * p.item, LINE):
+                    prefetch(k + r * p.k_j + line)
+            for r in range(end - at):
+                for line in range(0, p.dim_v * p.item, LINE):
+                    prefetch(v + r * p.v_j + line)
+        at = end
+
+
 @part()
 def keys_step(
-    p, b, g, lst, j0, width_k, kind, bitmap, q, q_row, keys, values, s, visible, m, l_parts, acc, acc_row,
-    shares, one,
+    p, b, g, lst, j0, j1, ahead, kind, bitmap, q, q_row, keys, values, s, s_row, visible, m, l_parts, acc,
+    acc_row, shares, one,
 ):  # fmt: skip
-    """One step of the online softmax; ``shares`` is 0, or where each row's 1 / l stands once it is final."""
+    """One step of the online softmax; ``shares`` is 0, or where each row's 1 / l stands once it is final.
+
+    Keys up to ``ahead`` will follow.
+    """
     n = lanes(one)
     size = scalar_bytes(one)
     width = vector_bytes(one)
-    s_row = p.tile_k * size
     rows = p.group * p.len_q
     h0 = g * p.group
-    vectors = (width_k + n - 1) // n
+    vectors = (j1 - j0 + n - 1) // n
+    q_vectors = (p.dim + n - 1) // n
     acc_vectors = (p.dim_v + n - 1) // n
-    outer = b
-    inner = j0
+    v_ahead = 0 if p.copies_values else acc_vectors
     if p.page_size != 0:
-        outer = page_of(p, b, j0)
-        inner = j0 % p.page_size
-    k = p.k + outer * p.k_b + g * p.k_h + inner * p.k_j
-    k_row = p.k_j
-    v = p.v + outer * p.v_b + g * p.v_h + inner * p.v_j
-    v_row = p.v_j
+        ask_for_pages(p, b, g, j1, lesser(j1 + p.tile_k, ahead))
+    at = j0
+    while at < j1:
+        end = run_end(p, b, at, j1)
+        count = end - at
+        k = key_at(p, b, g, at)
+        v = value_at(p, b, g, at)
+        if p.copies_values:
+            store_scalar(s, touched(v, p.v_j, count, p.dim_v * p.item // width, one))
+            copy_rows(v, p.v_j, values + (at - j0) * acc_row, acc_row, count, p.dim_v, p.kind_kv, one)
+        if p.copies_keys:
+            store_scalar(s, touched(k, p.k_j, count, p.dim * p.item // width, one))
+            copy_rows(k, p.k_j, keys + (at - j0) * q_row, q_row, count, p.dim, p.kind_kv, one)
+        else:
+            row_products(
+                q, q_row, k, p.k_j, q_vectors, v, p.v_j, v_ahead, s + (at - j0) * size, s_row, rows, count,
+                q_vectors, one,
+            )  # fmt: skip
+        at = end
     if p.copies_keys:
-        store_scalar(s, touched(k, k_row, width_k, p.dim * p.item // width, one))
-        store_scalar(s, touched(v, v_row, width_k, p.dim_v * p.item // width, one))
-        copy_rows(k, k_row, keys, q_row, width_k, p.dim, p.kind_kv, one)
-        k = keys
-        k_row = q_row
-    row_products(
-        q,
-        q_row,
-        k,
-        k_row,
-        v,
-        v_row,
-        0 if p.copies_keys else acc_vectors,
-        s,
-        s_row,
-        rows,
-        width_k,
-        (p.dim + n - 1) // n,
-        one,
+        row_products(q, q_row, keys, q_row, 0, keys, 0, 0, s, s_row, rows, j1 - j0, q_vectors, one)
+    garbage = finish_logits(
+        p, b, lst, h0, p.group, 0, p.len_q, j0, j1 - j0, kind, bitmap, s, s_row, vectors, 0, one
     )
-    partial = finish_logits(
-        p, b, lst, h0, p.group, 0, p.len_q, j0, width_k, kind, bitmap, s, s_row, vectors, 0, one
-    )
-    if p.copies_values:
-        copy_rows(v, v_row, values, acc_row, width_k, p.dim_v, p.kind_kv, one)
-        v = values
-        v_row = acc_row
-    if partial:
-        partial = has_nonfinite(v, v_row, width_k, acc_vectors, one)
-        if partial:
+    if garbage:
+        garbage = False
+        at = j0
+        while at < j1:
+            end = j1 if p.copies_values else run_end(p, b, at, j1)
+            v = values if p.copies_values else value_at(p, b, g, at)
+            v_row = acc_row if p.copies_values else p.v_j
+            garbage = garbage or has_nonfinite(v, v_row, end - at, acc_vectors, one)
+            at = end
+        if garbage:
             note_visible(s, s_row, visible, rows, vectors, one)
     online_softmax(s, s_row, m, l_parts, acc, acc_row, acc_vectors, rows, vectors, one)
     if shares != 0:
@@ -190,16 +241,24 @@ def keys_step(
             scale_rows(s + r * s_row, s_row, 1, vectors, load_scalar(shares + r * size, one), one)
     if p.has_dropout:
         drop_rows(p, b, h0, p.group, 0, p.len_q, j0, s, s_row, vectors, one)
-    if partial:
-        matmul_visible(s, visible, s_row, size, v, v_row, acc, acc_row, rows, acc_vectors, width_k, one)
-    else:
-        matmul(s, s_row, size, v, v_row, acc, acc_row, rows, acc_vectors, width_k, True, one)
+    at = j0
+    while at < j1:
+        end = j1 if p.copies_values else run_end(p, b, at, j1)
+        v = values if p.copies_values else value_at(p, b, g, at)
+        v_row = acc_row if p.copies_values else p.v_j
+        column = (at - j0) * size
+        add_values(
+            s + column, visible + column, s_row, v, v_row, acc, acc_row, rows, acc_vectors, end - at, garbage,
+            one,
+        )  # fmt: skip
+        at = end
 
 
 @part()
 def all_steps(
-    p, b, g, tile_first, tile_stop, q, q_row, keys, values, s, visible, m, l_parts, acc, acc_row, shares, one
-):
+    p, b, g, tile_first, tile_stop, q, q_row, keys, values, s, s_row, visible, m, l_parts, acc, acc_row,
+    shares, one,
+):  # fmt: skip
     """The group's rows meet every key they may see in key tiles tile_first .. tile_stop."""
     lst = list_of(p, b, g * p.group)
     ptr = p.row_ptr + lst * (p.num_rows + 1) * 4
@@ -208,19 +267,20 @@ def all_steps(
         bitmap = load_int32(p.row_bits + span * 4)
         tile_from = greater(load_int32(p.row_first + span * 4), tile_first)
         tile_to = lesser(load_int32(p.row_stop + span * 4), tile_stop)
+        ahead = lesser(tile_to * p.tile_k, p.len_k)
+        if kind == INTERVAL:
+            ahead = lesser(ahead, last_visible(p, lst, 0, p.len_q))
         for tile in range(tile_from, tile_to):
             j = tile * p.tile_k
             stop = lesser(j + p.tile_k, p.len_k)
             if kind == INTERVAL:
                 stop = lesser(stop, last_visible(p, lst, 0, p.len_q))
                 j = greater(j, first_visible(p, lst, 0, p.len_q))
-            while j < stop:
-                end = run_end(p, b, j, stop)
+            if j < stop:
                 keys_step(
-                    p, b, g, lst, j, end - j, kind, bitmap, q, q_row, keys, values, s, visible, m, l_parts,
-                    acc, acc_row, shares, one,
+                    p, b, g, lst, j, stop, ahead, kind, bitmap, q, q_row, keys, values, s, s_row, visible, m,
+                    l_parts, acc, acc_row, shares, one,
                 )  # fmt: skip
-                j = end
 
 
 @jit
@@ -254,7 +314,7 @@ def _decode(p, b, g, split, scratch, one):
     q_vectors = (p.dim + n - 1) // n
     q_row = q_vectors * width
     acc_row = acc_vectors * width
-    s_row = p.tile_k * size
+    s_row = p.tile_k * size + width  # the last products of a page may reach beyond the tile
     numbers = (rows + n - 1) // n * width  # one number a row
     s = scratch
     visible = s + rows * s_row
@@ -286,8 +346,8 @@ def _decode(p, b, g, split, scratch, one):
     while attempt < 2:
         fill_zero(acc, rows * acc_vectors, one)
         all_steps(
-            p, b, g, tile_first, tile_stop, q, q_row, keys, values, s, visible, m, l_parts, acc, acc_row,
-            0 if attempt == 0 else shares, one,
+            p, b, g, tile_first, tile_stop, q, q_row, keys, values, s, s_row, visible, m, l_parts, acc,
+            acc_row, 0 if attempt == 0 else shares, one,
         )  # fmt: skip
         for r in range(rows):
             h = h0 + r // p.len_q

@@ -128,7 +128,7 @@ def _maker(kind_kv: int, page_size: int, pages_touch: bool) -> Callable[[Problem
         fields["splits"] = splits
         rows = problem.len_q * problem.heads_q // problem.heads_kv
         numbers = _launch._round_up(rows * size, width)
-        scratch_bytes = rows * (2 * plan.tile_k * size + width + q_row + v_row) + 3 * numbers
+        scratch_bytes = rows * (2 * plan.tile_k * size + 3 * width + q_row + v_row) + 3 * numbers
         scratch_bytes += plan.tile_k * (q_row + v_row)
         tiles = _launch._visible_tiles(plan) * problem.batch * problem.heads_kv // plan.row_ptr.shape[0]
         read = tiles * min(plan.tile_k, problem.len_k) * (problem.head_dim + problem.head_dim_v) * item
