@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from npattn.cache import CacheFullError, KVCache, LayerCaches, PagedKVCache, RollingKVCache
+from npattn.functional.linear import linears
 from npattn.io import load_safetensors, save
 from npattn.models import GPT2, Llama
 from npattn.nn import TransformerDecoder
@@ -48,9 +49,9 @@ def test_greedy_tokens_are_those_of_transformers(decoder):
     np.testing.assert_array_equal(ids, expected["penalised"])
 
 
-def caches_of(model, kind, batch):
+def caches_of(model, kind, batch, dtype=np.float32):
     attention = model.blocks[0].attention
-    sizes = {"heads_kv": attention.num_kv_heads, "head_dim": attention.head_dim}
+    sizes = {"heads_kv": attention.num_kv_heads, "head_dim": attention.head_dim, "dtype": dtype}
     if kind == "kv":
         return LayerCaches([KVCache(batch, capacity=40, **sizes) for _ in model.blocks])
     if kind == "rolling":
@@ -186,6 +187,87 @@ def test_threads_may_generate_on_one_model_at_once(load):
         thread.join()
     for one, other in zip(alone, found, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_threads_may_generate_from_one_pool_of_pages(load):
+    """Each thread has sequences of its own in pools that all share; pages of all threads lie mixed."""
+    model, expected = load("llama")
+    attention = model.blocks[0].attention
+    pools = [
+        PagedKVCache(60, 4, heads_kv=attention.num_kv_heads, head_dim=attention.head_dim)
+        for _ in model.blocks
+    ]
+    prompts = [expected["ids"][b : b + 1, :length] for b in range(2) for length in (4, 8, 12)]
+    alone = [model.generate(prompt, 10, seed=3) for prompt in prompts]
+    found = [None] * len(prompts)
+
+    def work(index):
+        for _ in range(3):
+            sequences = [pool.allocate() for pool in pools]
+            caches = [pool.batch([own]) for pool, own in zip(pools, sequences, strict=True)]
+            found[index] = model.generate(prompts[index], 10, seed=3, cache=LayerCaches(caches))
+            for pool, own in zip(pools, sequences, strict=True):
+                pool.free(own)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one, other in zip(alone, found, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert [pool.pages_free for pool in pools] == [60, 60]
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+@pytest.mark.parametrize("kind", ["kv", "rolling", "paged"])
+def test_ctrl_c_inside_any_step_leaves_whole_tokens_only(load, monkeypatch, kind, calls):
+    """Interrupted in the prompt, the first and a later token, when one layer's cache has grown, or both."""
+    model, expected = load("llama")
+    lengths = [12, 7]
+    whole = model.generate(expected["ids"], 8, temperature=0, lengths=lengths)[:, 12:]
+    for at in (0, 1, 4):
+        cache = caches_of(model, kind, 2)
+        steps = model.stream(expected["ids"], 8, temperature=0, lengths=lengths, cache=cache)
+        shown = [next(steps) for _ in range(at)]
+        with monkeypatch.context() as patch:
+            left = [calls]
+
+            def interrupted(*arguments, left=left):
+                if not left[0]:
+                    raise KeyboardInterrupt
+                left[0] -= 1
+                return linears(*arguments)
+
+            patch.setattr("npattn.nn.linear.linears", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(steps)
+        kept = np.array([0, 0]) if at == 0 else np.array(lengths) + at - 1
+        assert [layer.lengths.tolist() for layer in cache] == [kept.tolist()] * 2
+        if at == 0:
+            rest = model.generate(expected["ids"], 8, temperature=0, lengths=lengths, cache=cache)[:, 12:]
+            np.testing.assert_array_equal(rest, whole)
+        else:
+            rest = model.generate(shown[-1][:, None], 8 - at, temperature=0, cache=cache)
+            np.testing.assert_array_equal(rest[:, 1:], whole[:, at:])
+
+
+@pytest.mark.parametrize("storage", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", ["kv", "rolling", "paged"])
+def test_caches_in_16_bits_cost_their_rounding_only(load, kind, storage):
+    if storage == "bfloat16":
+        storage = pytest.importorskip("ml_dtypes").bfloat16
+    model, expected = load("llama")
+    cache = caches_of(model, kind, 2, storage)
+    assert all(layer.arrays()[0].dtype == storage for layer in cache if kind != "paged")
+    exact, seen = model(expected["ids"]), []
+    for start, stop in ((0, 5), (5, 6), (6, 7), (7, 12)):
+        seen.append(model(expected["ids"][:, start:stop], cache=cache))
+    logits = np.concatenate(seen, axis=1)
+    assert logits.dtype == np.float32
+    # a relative rounding of 2**-11 or 2**-8 in each key and value, on logits of size 1
+    error = abs(logits - exact).max() / abs(exact).max()
+    assert 0 < error < (2e-3 if storage == "float16" else 2e-2)
 
 
 def test_more_positions_than_gpt2_has_are_refused_with_the_number(load):
