@@ -75,13 +75,13 @@ def _call_from_numba(
     result = kinds[-1] if returns == "one" else returns
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        lowered = _lowered(context, builder.module, function, kinds, result)
+        target = lowered(context, builder.module, function, kinds, result)
         arguments = [
             _to_part(builder, kind, value)
             for kind, value in zip(kinds, values, strict=True)
             if _is_passed(kind)
         ]
-        value = builder.call(lowered, arguments)
+        value = builder.call(target, arguments)
         return context.get_dummy_value() if result == types.void else value
 
     return result(*kinds), codegen
@@ -116,7 +116,7 @@ def _definitions(module: str) -> dict[str, ast.FunctionDef]:
     return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-def _lowered(context: Any, module: Any, function: Any, kinds: tuple[Any, ...], result: Any) -> Any:
+def lowered(context: Any, module: Any, function: Any, kinds: tuple[Any, ...], result: Any) -> Any:
     """The LLVM function of a part for argument types ``kinds`` in ``module``, made at its first use."""
     made = module.__dict__.setdefault("_npattn_parts", {})
     key = (function, kinds)
@@ -463,8 +463,8 @@ class _Lowering:
                 if _is_passed(kinds[-1]):
                     arguments.append(self.cast(value, kinds[-1]))
             result = kinds[-1] if callee.returns == "one" else callee.returns
-            lowered = _lowered(self.context, self.builder.module, function, tuple(kinds), result)
-            return Value(result, self.builder.call(lowered, arguments))
+            target = lowered(self.context, self.builder.module, function, tuple(kinds), result)
+            return Value(result, self.builder.call(target, arguments))
         if not hasattr(callee, "_defn"):
             self.refuse(node)
         values = [self.value(argument) for argument in node.args]
@@ -473,4 +473,4 @@ class _Lowering:
         return Value(signature.return_type, codegen(self.context, self.builder, signature, arguments))
 
 
-__all__ = ["part"]
+__all__ = ["lowered", "part"]

@@ -18,13 +18,14 @@ caller returns when ``DONE`` has counted all items: no helper is inside the job 
 the work itself: a helper that comes late, or never, costs time and nothing else.
 """
 
+import ctypes
 import os
 import threading
 from functools import cache
 from typing import Any, Final
 
 import numpy as np
-from numba.types import float32, float64, int64, intp
+from numba.types import intp
 
 from npattn import _threads
 from npattn.kernels._jit import address, jit
@@ -101,7 +102,7 @@ def _serve(state, asked, scratch, size):
     return result
 
 
-@jit
+@jit(returns=intp)
 def serve(state, asked, scratch, size):
     """Work on the jobs that come, until none has come for a while or ``asked`` changes."""
     return _serve(state, asked, scratch, size)
@@ -193,11 +194,8 @@ def run(kernel: Any, where: int, units: int, items: int, scratch_bytes: int = 0,
 @cache
 def entry(kernel: Any, double: bool) -> int:
     """Address of the machine code of ``kernel``."""
-    kinds = (int64,) * 4 + (float64 if double else float32,)
-    kernel.compile(kinds)
-    compiled = kernel.overloads[kinds]
-    found: int = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
-    return found
+    version = kernel.version((0, 0, 0, 0, np.float64(1) if double else ONE))
+    return ctypes.cast(version, ctypes.c_void_p).value or 0
 
 
 _team = _Team()

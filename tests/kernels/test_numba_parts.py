@@ -10,7 +10,7 @@ jit_module = pytest.importorskip("npattn.kernels._jit")
 if jit_module.INTERPRETED:
     pytest.skip("parts exist only in compiled code", allow_module_level=True)
 
-from numba import types  # noqa: E402
+from numba import njit, types  # noqa: E402
 
 from npattn.kernels._jit import jit  # noqa: E402
 from npattn.kernels._parts import part  # noqa: E402
@@ -92,8 +92,9 @@ def both_versions(a: int, b: int) -> int:
     return versions(a, True) * 100 + versions(b, False)
 
 
-@jit
+@njit(error_model="numpy")
 def compiled(a, b):
+    """Parts are Numba intrinsics too: a function of one's own may call them."""
     return (
         rounding_down(a, b if b != 0 else 1),
         early(a, b),
@@ -132,14 +133,35 @@ def passes_the_tuple_on(a: int, lanes: Any) -> int:
     return times_length(a, lanes) + 1
 
 
-@jit
+@njit
 def measures_a_tuple(a: Any, lanes: Any) -> Any:
     return passes_the_tuple_on(a, lanes)
 
 
+@jit(returns=types.intp, length_of="lanes")
+def kernel_of_a_tuple(a: Any, lanes: Any, one: Any) -> Any:
+    return passes_the_tuple_on(a, lanes)
+
+
 def test_of_a_tuple_the_length_is_known() -> None:
-    assert measures_a_tuple(5, (False,) * 4) == 21
-    assert measures_a_tuple(5, (True,)) == 6
+    for length, expected in ((4, 21), (1, 6)):
+        assert measures_a_tuple(5, (False,) * length) == expected
+        assert kernel_of_a_tuple(5, (True,) * length, F(1)) == expected
+
+
+@jit(returns=types.intp)
+def quotients(a: int, b: int) -> int:
+    return rounding_down(a, b)
+
+
+def test_kernels_take_the_integers_of_numpy() -> None:
+    assert quotients(np.int64(7), np.int32(2)) == 3001
+    assert quotients(np.uint8(7), True) == 7000
+
+
+def test_kernels_refuse_what_is_no_integer() -> None:
+    with pytest.raises(TypeError):
+        quotients("7", 2)
 
 
 @part(types.intp)
@@ -147,7 +169,7 @@ def with_a_list(a: int) -> int:
     return [a][0]
 
 
-@jit
+@jit(returns=types.intp)
 def calls_the_list(a: Any) -> Any:
     return with_a_list(a)
 

@@ -383,7 +383,7 @@ def test_layouts_do_not_compile_another_kernel() -> None:
 
     test_strided_inputs_are_read_in_place()
     for kernel in (_forward.forward_units, _backward.key_units, _backward.row_units):
-        assert len(kernel.signatures) <= 2  # float32 and float64
+        assert len(kernel.origins) <= 2  # float32 and float64
 
 
 def test_results_are_finite_when_the_largest_values_are_averaged() -> None:

@@ -95,15 +95,13 @@ def call_kernel(
     typingctx: Any, kernel: Any, where: Any, start: Any, stop: Any, scratch: Any, one: Any
 ) -> Any:
     """``kernel(where, start, stop, scratch, one)``, ``kernel`` being the address of a compiled function."""
-    parameters = (types.intp,) * 4 + (one,)
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = context.call_conv.get_function_type(types.none, parameters)
-        function = builder.inttoptr(arguments[0], kind.as_pointer())
-        context.call_conv.call_function(builder, function, types.none, parameters, arguments[1:])
+        kind = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments[1:]])
+        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
         return context.get_dummy_value()
 
-    return types.void(types.intp, *parameters), codegen
+    return types.void(*(types.intp,) * 5, one), codegen
 
 
 __all__ = ["atomic_add", "atomic_load", "atomic_replace", "atomic_store", "call_kernel", "give_way", "pause"]

@@ -16,6 +16,7 @@ from numba.extending import intrinsic, models, register_model
 from npattn.kernels._simd import _host
 
 I32 = ir.IntType(32)
+I64 = ir.IntType(64)
 
 
 class Vec(types.Type):  # type: ignore[misc]
@@ -125,7 +126,7 @@ def lanes(typingctx: Any, one: Any) -> Any:
     """How many lanes a vector of ``one``'s type has."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return context.get_constant(types.intp, Vec(signature.args[0]).lanes)
+        return I64(Vec(signature.args[0]).lanes)
 
     return types.intp(one), codegen
 
@@ -135,7 +136,7 @@ def scalar_bytes(typingctx: Any, one: Any) -> Any:
     """Bytes of one lane."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return context.get_constant(types.intp, signature.args[0].bitwidth // 8)
+        return I64(signature.args[0].bitwidth // 8)
 
     return types.intp(one), codegen
 
@@ -145,7 +146,7 @@ def vector_bytes(typingctx: Any, one: Any) -> Any:
     """Bytes of one vector."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return context.get_constant(types.intp, _host.WIDTH * 4)
+        return I64(_host.WIDTH * 4)
 
     return types.intp(one), codegen
 
@@ -331,7 +332,17 @@ def cast(typingctx: Any, value: Any, one: Any) -> Any:
     """The number ``value`` in the precision of ``one``."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return context.cast(builder, arguments[0], signature.args[0], signature.args[1])
+        have, want = signature.args
+        number, target = arguments[0], llvm_scalar(want)
+        if isinstance(have, types.Integer):
+            return builder.sitofp(number, target)
+        if have.bitwidth == want.bitwidth:
+            return number
+        return (
+            builder.fpext(number, target)
+            if have.bitwidth < want.bitwidth
+            else builder.fptrunc(number, target)
+        )
 
     return one(value, one), codegen
 

@@ -416,7 +416,7 @@ def _forward(address: Any, item: Any, part_row: Any, work: Any, pairs: Any, one:
         _write_rows(row, acc, p.value_units, units, work + p.alpha_2, work + p.spare, one)
 
 
-@jit
+@jit(length_of="pairs")
 def forward_item(address: Any, item: Any, part_row: Any, work: Any, pairs: Any, one: Any) -> None:
     """Out, m and l of an item's nodes; for a part of a hub its unnormalised sums in row ``part_row``."""
     _forward(address, item, part_row, work, pairs, one)
@@ -458,7 +458,7 @@ def _weights(address: Any, item: Any, work: Any, pairs: Any, one: Any) -> None:
                     store_scalar(row + head * size, load_scalar(weight, one))
 
 
-@jit
+@jit(length_of="pairs")
 def weights_item(address: Any, item: Any, work: Any, pairs: Any, one: Any) -> None:
     """The softmax weights of an item's edges, written in the caller's edge order."""
     _weights(address, item, work, pairs, one)
@@ -619,7 +619,7 @@ def _backward_target(address: Any, item: Any, part_row: Any, work: Any, pairs: A
         _write_rows(row, acc_att, p.key_units, units, 0, work + p.spare, one)
 
 
-@jit
+@jit(length_of="pairs")
 def backward_target_item(address: Any, item: Any, part_row: Any, work: Any, pairs: Any, one: Any) -> None:
     """Gradient dq of an item's receiving nodes, pd and ds of their edges, and what belongs to edges."""
     _backward_target(address, item, part_row, work, pairs, one)
@@ -699,7 +699,7 @@ def _backward_source(address: Any, item: Any, part_row: Any, work: Any, pairs: A
         _write_rows(dv_row, acc_v, p.value_units, value_units, 0, work + p.spare, one)
 
 
-@jit
+@jit(length_of="pairs")
 def backward_source_item(address: Any, item: Any, part_row: Any, work: Any, pairs: Any, one: Any) -> None:
     """Gradients dk and dv of an item's sending nodes, from the pd and ds of their edges."""
     _backward_source(address, item, part_row, work, pairs, one)

@@ -199,7 +199,7 @@ def _decode_call(
     where = ctypes.addressof(call)
     if launch.serial:  # nothing between us and the kernel
         scratch = _threads.scratch(launch.scratch_bytes)
-        launch.kernel(where, 0, launch.units, scratch, launch.one)
+        launch.direct(where, 0, launch.units, scratch, 1.0)
         if launch.splits > 1:
             _decode.merge_units(where, 0, rows[0] * rows[1], scratch, launch.one)
         return result

@@ -23,8 +23,8 @@ bfloat16 dot products (of the float32 peak)     130 / 125        155 / 144      
 =============================================== ================ ================= ==============
 
 Short sequences (one core, 32,12,64,32): 55 % of the peak; with q read in place and l summed for 16 rows at a
-time 63. There softmax takes 14 % of the time, packing K 8, the products 60. Fetching the next unit's rows ahead
-(prefetch instructions, a share with each query tile) brought nothing, 128 keys a tile neither.
+time 63. There softmax takes 14 % of the time, packing K 8, the products 60. Fetching the next unit's rows
+ahead (prefetch instructions, a share with each query tile) brought nothing, 128 keys a tile neither.
 
 The first line already has: the horizontal maximum only in rows where a lane exceeds m; l as partial sums per
 lane; K transposed in registers while it is packed; key tile 64 (in the prototype better than 128 and 256).
