@@ -14,8 +14,8 @@ tests/kernels/test_numba_parts.py), restricted to what this file reads:
   ``return``; expressions: arithmetic, comparison, ``and``, ``or``, ``not``, ``a if b else c``, fields of
   records.
 
-A variable keeps the type of its first assignment; integers of 32 bits are widened when read. The kernel
-proper is a Numba function of one line that calls a part: dispatch, caching and threads stay Numba's.
+A variable keeps the type of its first assignment; integers of 32 bits are widened when read. A kernel proper
+is a function of one line that calls a part (`_jit.jit`); functions compiled by Numba may call parts as well.
 """
 
 import ast
