@@ -11,6 +11,7 @@ import pytest
 from npattn.cache import CacheFullError, KVCache, LayerCaches, PagedKVCache, RollingKVCache
 from npattn.functional.linear import linears
 from npattn.io import load_safetensors, save
+from npattn.masks import Prefix, Window
 from npattn.models import GPT2, Llama
 from npattn.nn import TransformerDecoder
 
@@ -112,6 +113,26 @@ def test_ragged_prompts_come_out_as_alone_for_every_kind_of_position(position, k
         alone = model.generate(prompt[None], 12, seed=5 + b, **options)[0, length:]
         np.testing.assert_array_equal(together[b, 8 : 8 + len(alone)], alone)
         assert (together[b, 8 + len(alone) :] == 4).all()
+
+
+@pytest.mark.parametrize("sinks", [0, 3])
+@pytest.mark.parametrize("position", ["learned", "rotary", "alibi", "sinusoidal"])
+def test_a_model_on_rolling_caches_sees_a_window_and_its_sinks(position, sinks):
+    """Chunks and single tokens, far beyond the window; positions stay absolute."""
+    rng = np.random.default_rng(1)
+    options = {"num_kv_heads": 2, "position": position, "dtype": np.float64}
+    model = TransformerDecoder(11, 16, 4, 2, 24, 90, **options, rng=rng)
+    for array in model.named_parameters().values():
+        array *= 8
+    ids, window = rng.integers(0, 11, (2, 90)), 9
+    whole = model.logits(model.states(ids, mask=Window(window - 1, 0) | Prefix(sinks)))
+    sizes = {"batch": 2, "heads_kv": 2, "head_dim": 4, "dtype": np.float64}
+    layers = [RollingKVCache(window, sinks, **sizes) for _ in model.blocks]
+    cache, start = LayerCaches(layers), 0
+    for new in (20, 1, 1, 7, 1, 30, *[1] * 30):
+        logits = model(ids[:, start : start + new], cache=cache)
+        np.testing.assert_allclose(logits, whole[:, start : start + new], rtol=1e-10, atol=1e-10)
+        start += new
 
 
 def test_sampled_rows_do_not_depend_on_the_other_rows(decoder):
