@@ -32,6 +32,8 @@ from npattn.functional.loss import cross_entropy as cross_entropy
 from npattn.functional.loss import cross_entropy_vjp as cross_entropy_vjp
 from npattn.functional.merge import merge_attention as merge_attention
 from npattn.functional.merge import merge_attention_vjp as merge_attention_vjp
+from npattn.functional.mlp import mlp as mlp
+from npattn.functional.mlp import mlp_vjp as mlp_vjp
 from npattn.functional.norm import layer_norm as layer_norm
 from npattn.functional.norm import layer_norm_vjp as layer_norm_vjp
 from npattn.functional.norm import rms_norm as rms_norm

@@ -5,39 +5,51 @@ float16 over rows in float16.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from npattn._arrays import accumulation_dtype
 from npattn._typing import Array
+from npattn.functional.activation import ACTIVATIONS
+from npattn.kernels.linear import Sum
 from npattn.kernels.linear import products as fast_products
 
-Sum = tuple[Sequence[tuple[Array, Array]], Array | None]
 
-
-def products(*sums: Sum) -> list[Array]:
-    """``Σ a @ b + bias`` for each of ``sums``, a sum being its terms (a, b) and a bias or None.
+def products(*sums: Sum) -> list[Any]:
+    """The result of each ``Sum``.
 
     What does not wait for each other is better one call than several: see ``npattn.kernels.linear``.
     """
     kernel = fast_products(sums)
-    if kernel is not None:
-        results: list[Array] = kernel(sums)
-        return results
-    results = []
-    for terms, bias in sums:
-        c, *others = (_product(a, b) for a, b in terms)
-        for other in others:
-            c += other
-        if bias is not None:
-            c += bias
-        results.append(c)
+    results: list[Any] = kernel(sums) if kernel is not None else [_in_arrays(*wanted) for wanted in sums]
     return results
+
+
+def _in_arrays(
+    terms: Sequence[tuple[Array, Array]],
+    bias: Array | None,
+    added: Array | None,
+    activation: str | None,
+    keep: bool,
+    slope_at: Array | None,
+) -> Any:
+    c, *others = (_product(a, b) for a, b in terms)
+    for other in (*others, bias, added):
+        if other is not None:
+            c += other
+    if activation is None:
+        return c
+    forward, backward = ACTIVATIONS[activation]
+    if slope_at is not None:
+        return backward(c, slope_at)
+    return (c, forward(c)) if keep else forward(c)
 
 
 def matmul(a: Array, b: Array) -> Array:
     """``a @ b`` in the dtype both promote to."""
-    return products((((a, b),), None))[0]
+    c: Array = products(Sum(((a, b),)))[0]
+    return c
 
 
 def _product(a: Array, b: Array) -> Array:
@@ -63,4 +75,4 @@ def _common(a: Array, b: Array) -> np.dtype[np.generic]:
     return a.dtype if a.dtype == b.dtype else np.result_type(a.dtype, b.dtype)
 
 
-__all__ = ["einsum", "matmul", "products", "sum_rows"]
+__all__ = ["Sum", "einsum", "matmul", "products", "sum_rows"]

@@ -1,7 +1,6 @@
 """gelu, silu and the gated product of SwiGLU, each beside its vjp."""
 
 from collections.abc import Callable
-from typing import Any
 
 from npattn._arrays import array_module
 from npattn._check import float_dtype
@@ -72,11 +71,12 @@ def gelu_vjp(x: Array, approximate: str = "none") -> tuple[Array, Pullback]:
     """
     tanh = is_tanh(approximate)
 
-    def pullback(dy: Array) -> Array:
-        flat, dflat = _flat(x), _flat(dy)
-        return implementation(flat, dflat).gelu_backward(dflat, flat, tanh).reshape(x.shape)  # type: ignore[no-any-return]
+    return gelu(x, approximate), lambda dy: _gelu_backward(dy, x, tanh)
 
-    return gelu(x, approximate), pullback
+
+def _gelu_backward(dy: Array, x: Array, tanh: bool) -> Array:
+    flat, dflat = _flat(x), _flat(dy)
+    return implementation(flat, dflat).gelu_backward(dflat, flat, tanh).reshape(x.shape)  # type: ignore[no-any-return]
 
 
 def silu(x: Array) -> Array:
@@ -126,12 +126,12 @@ def silu_vjp(x: Array) -> tuple[Array, Pullback]:
     >>> pullback(np.array([1.0, 3.0])).tolist()  # the slope at 0 is one half
     [0.5, 1.5]
     """
+    return silu(x), lambda dy: _silu_backward(dy, x)
 
-    def pullback(dy: Array) -> Array:
-        flat, dflat = _flat(x), _flat(dy)
-        return implementation(flat, dflat).silu_backward(dflat, flat).reshape(x.shape)  # type: ignore[no-any-return]
 
-    return silu(x), pullback
+def _silu_backward(dy: Array, x: Array) -> Array:
+    flat, dflat = _flat(x), _flat(dy)
+    return implementation(flat, dflat).silu_backward(dflat, flat).reshape(x.shape)  # type: ignore[no-any-return]
 
 
 def swiglu(gate: Array, up: Array) -> Array:
@@ -205,11 +205,11 @@ def _flat(x: Array) -> Array:
     return array_module(x).ascontiguousarray(x).reshape(-1)  # type: ignore[no-any-return]
 
 
-#: Activations by name, as layers take them.
-ACTIVATIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Any]]] = {
-    "gelu": (gelu, gelu_vjp),
-    "gelu_tanh": (lambda x: gelu(x, "tanh"), lambda x: gelu_vjp(x, "tanh")),
-    "silu": (silu, silu_vjp),
+#: Activations by name, as layers take them: x -> y, and (dy, x) -> dx.
+ACTIVATIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array, Array], Array]]] = {
+    "gelu": (gelu, lambda dy, x: _gelu_backward(dy, x, False)),
+    "gelu_tanh": (lambda x: gelu(x, "tanh"), lambda dy, x: _gelu_backward(dy, x, True)),
+    "silu": (silu, _silu_backward),
 }
 
 __all__ = ["gelu", "gelu_vjp", "silu", "silu_vjp", "swiglu", "swiglu_vjp"]

@@ -3,21 +3,23 @@
 from collections.abc import Sequence
 
 from npattn._typing import Array, Pullback
-from npattn.functional._products import products, sum_rows
+from npattn.functional._products import Sum, products, sum_rows
 from npattn.kernels.linear import few_rows
 
 #: weight (out_dim, in_dim) and bias (out_dim,) or None
 Map = tuple[Array, Array | None]
 
 
-def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """``x · weightᵀ + bias``.
+def linear(x: Array, weight: Array, bias: Array | None = None, *, added: Array | None = None) -> Array:
+    """``x · weightᵀ + bias + added``.
 
     Parameters
     ----------
     x : ndarray, shape (..., in_dim)
     weight : ndarray, shape (out_dim, in_dim)
     bias : ndarray, shape (out_dim,), optional
+    added : ndarray, shape (..., out_dim), optional
+        A residual connection.
 
     Returns
     -------
@@ -36,17 +38,19 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     >>> linear(np.array([1.0, 2.0]), np.array([[1.0, 1.0], [0.0, 3.0]]), np.array([0.5, 0.0]))
     array([3.5, 6. ])
     """
-    return linears(x, ((weight, bias),))[0]
+    return linears(x, ((weight, bias),), added)[0]
 
 
-def linear_vjp(x: Array, weight: Array, bias: Array | None = None) -> tuple[Array, Pullback]:
+def linear_vjp(
+    x: Array, weight: Array, bias: Array | None = None, *, added: Array | None = None
+) -> tuple[Array, Pullback]:
     """``linear`` and its pullback dy -> (dx, dweight, dbias), dbias None where bias was None.
 
-    Keeps x and weight.
+    Keeps x and weight. The gradient of ``added`` is dy.
 
     Parameters
     ----------
-    x, weight, bias
+    x, weight, bias, added
         As in ``linear``.
 
     Returns
@@ -64,7 +68,7 @@ def linear_vjp(x: Array, weight: Array, bias: Array | None = None) -> tuple[Arra
     >>> dx.tolist(), dweight.tolist(), dbias.tolist()
     ([[1.0, 31.0]], [[1.0, 2.0], [10.0, 20.0]], [1.0, 10.0])
     """
-    (y,), back = linears_vjp(x, ((weight, bias),))
+    (y,), back = linears_vjp(x, ((weight, bias),), added)
 
     def pullback(dy: Array) -> tuple[Array, Array, Array | None]:
         dx, ((dweight, dbias),) = back((dy,))
@@ -73,22 +77,24 @@ def linear_vjp(x: Array, weight: Array, bias: Array | None = None) -> tuple[Arra
     return y, pullback
 
 
-def linears(x: Array, maps: Sequence[Map]) -> list[Array]:
-    """``linear(x, weight, bias)`` for each of several (weight, bias), as one call."""
+def linears(x: Array, maps: Sequence[Map], added: Array | None = None) -> list[Array]:
+    """``linear(x, weight, bias, added=added)`` for each of several (weight, bias), as one call."""
     rows = x.reshape(-1, x.shape[-1])
     weights = [weight for weight, _ in maps]
     few = few_rows(rows, weights)
+    more = None if added is None else added.reshape(-1, added.shape[-1])
     if few is None:
-        ys = products(*(((((rows, weight.T),), bias)) for weight, bias in maps))
+        ys = products(*(Sum(((rows, weight.T),), bias, more) for weight, bias in maps))
     else:
         ys = few(rows, weights)
         for y, (_, bias) in zip(ys, maps, strict=True):
-            if bias is not None:
-                y += bias
+            for term in (bias, more):
+                if term is not None:
+                    y += term
     return [y.reshape(*x.shape[:-1], y.shape[1]) for y in ys]
 
 
-def linears_vjp(x: Array, maps: Sequence[Map]) -> tuple[list[Array], Pullback]:
+def linears_vjp(x: Array, maps: Sequence[Map], added: Array | None = None) -> tuple[list[Array], Pullback]:
     """``linears`` and its pullback dys -> (dx, [(dweight, dbias), ...]).
 
     ::
@@ -102,11 +108,11 @@ def linears_vjp(x: Array, maps: Sequence[Map]) -> tuple[list[Array], Pullback]:
         rows = x.reshape(-1, x.shape[-1])
         drows = [dy.reshape(-1, len(weight)) for dy, (weight, _) in zip(dys, maps, strict=True)]
         terms = [(drow, weight) for drow, (weight, _) in zip(drows, maps, strict=True)]
-        dx, *dweights = products((terms, None), *((((drow.T, rows),), None) for drow in drows))
+        dx, *dweights = products(Sum(terms), *(Sum(((drow.T, rows),)) for drow in drows))
         dbiases = [None if bias is None else sum_rows(d) for d, (_, bias) in zip(drows, maps, strict=True)]
         return dx.reshape(x.shape), list(zip(dweights, dbiases, strict=True))
 
-    return linears(x, maps), pullback
+    return linears(x, maps, added), pullback
 
 
 __all__ = ["linear", "linear_vjp"]

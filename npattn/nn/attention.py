@@ -153,6 +153,7 @@ class MultiHeadAttention(Layer):
         cache: Any = None,
         lengths: Any = None,
         seed: int | None = None,
+        added: Array | None = None,
     ) -> Array:
         """Attend.
 
@@ -171,17 +172,19 @@ class MultiHeadAttention(Layer):
             With a cache: how many of each sequence's rows are real (the first ones).
         seed : int, optional
             Switches the dropout of the weights on.
+        added : ndarray, shape (..., len_q, embed_dim), optional
+            A residual connection: added to the output.
 
         Returns
         -------
         y : ndarray, shape (..., len_q, embed_dim)
         """
         if cache is not None:
-            return self._with_cache(x, context, mask, positions, cache, lengths, seed)
+            attended = self._with_cache(x, context, mask, positions, cache, lengths, seed)
+            return self.out(merge_heads(attended), added=added)
         q, k, v = self._project(x, context, positions)
-        return self.out(
-            merge_heads(attention(q, k, v, **self._options(q, k, context, mask, positions, seed)))
-        )
+        attended = attention(q, k, v, **self._options(q, k, context, mask, positions, seed))
+        return self.out(merge_heads(attended), added=added)
 
     def vjp(
         self,
@@ -191,13 +194,14 @@ class MultiHeadAttention(Layer):
         mask: Mask | Array | None = None,
         positions: Any = None,
         seed: int | None = None,
+        added: Array | None = None,
     ) -> tuple[Array, Pullback]:
         """Output and pullback dy -> (dx, grads), or ((dx, dcontext), grads) when context was given."""
         (q, k, v), back_project = self._project_vjp(x, context, positions)
         attended, back_attention = attention_vjp(
             q, k, v, **self._options(q, k, context, mask, positions, seed)
         )
-        y, back_out = self.out.vjp(merge_heads(attended))
+        y, back_out = self.out.vjp(merge_heads(attended), added=added)
 
         def pullback(dy: Array) -> tuple[Any, Grads]:
             dattended, out = back_out(dy)
@@ -347,7 +351,7 @@ class MultiHeadAttention(Layer):
             options["bias"] = self.alibi.between(xp.asarray(positions), xp.asarray(cache.bias_positions))
         if seed is not None and self.dropout_p > 0.0:
             options.update(dropout_p=self.dropout_p, seed=seed)
-        return self.out(merge_heads(cache.attention(q, query_lengths=lengths, **options)))
+        return cache.attention(q, query_lengths=lengths, **options)  # type: ignore[no-any-return]
 
 
 @dataclass(init=False, eq=False, repr=False)

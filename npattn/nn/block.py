@@ -139,8 +139,8 @@ class TransformerBlock(Layer):
         """(..., length, embed_dim) of x (..., length, embed_dim); keywords as for MultiHeadAttention."""
         seeds = self._seeds(seed)
 
-        def attend(h: Array) -> Array:
-            options = {"mask": mask, "positions": positions, "cache": cache, "lengths": lengths}
+        def attend(h: Array, **options: Any) -> Array:
+            options |= {"mask": mask, "positions": positions, "cache": cache, "lengths": lengths}
             return self.attention(h, **options, seed=seeds[0])
 
         x = self._branch(self.attention_norm, attend, x, seeds[1])
@@ -157,8 +157,8 @@ class TransformerBlock(Layer):
         """Output and pullback dy -> (dx, grads)."""
         seeds = self._seeds(seed)
 
-        def attend(h: Array) -> tuple[Array, Pullback]:
-            return self.attention.vjp(h, mask=mask, positions=positions, seed=seeds[0])
+        def attend(h: Array, **options: Any) -> tuple[Array, Pullback]:
+            return self.attention.vjp(h, mask=mask, positions=positions, seed=seeds[0], **options)
 
         h, back_attention = self._branch_vjp(self.attention_norm, attend, x, seeds[1])
         y, back_mlp = self._branch_vjp(self.mlp_norm, self.mlp.vjp, h, seeds[2])
@@ -195,29 +195,31 @@ class TransformerBlock(Layer):
             return None, None, None
         return tuple(fold_seed(seed, place) for place in range(3))
 
-    def _branch(self, norm: Layer, f: Callable[[Array], Array], x: Array, seed: int | None) -> Array:
-        h = f(norm(x) if self.norm_first else x)
-        h = h if seed is None else dropout(h, self.dropout_p, seed)
-        h += x  # h is the branch's own array: the output of a Linear, or of dropout
+    def _branch(self, norm: Layer, f: Callable[..., Array], x: Array, seed: int | None) -> Array:
+        h = norm(x) if self.norm_first else x
+        if seed is None:
+            h = f(h, added=x)
+        else:
+            h = dropout(f(h), self.dropout_p, seed)
+            h += x
         return h if self.norm_first else norm(h)
 
     def _branch_vjp(
-        self, norm: Layer, f_vjp: Callable[[Array], tuple[Array, Pullback]], x: Array, seed: int | None
+        self, norm: Layer, f_vjp: Callable[..., tuple[Array, Pullback]], x: Array, seed: int | None
     ) -> tuple[Array, Pullback]:
         """``_branch`` and its pullback dy -> (dx, grads of norm, grads of f)."""
         back_dropout: Pullback | None = None
+        h = x
         if self.norm_first:
-            normed, back_norm = norm.vjp(x)
-            h, back_f = f_vjp(normed)
+            h, back_norm = norm.vjp(x)
+        if seed is None:
+            y, back_f = f_vjp(h, added=x)
         else:
-            h, back_f = f_vjp(x)
-        if seed is not None:
-            h, back_dropout = dropout_vjp(h, self.dropout_p, seed)
-        h += x
-        if self.norm_first:
-            y = h
-        else:
-            y, back_norm = norm.vjp(h)
+            y, back_f = f_vjp(h)
+            y, back_dropout = dropout_vjp(y, self.dropout_p, seed)
+            y += x
+        if not self.norm_first:
+            y, back_norm = norm.vjp(y)
 
         def pullback(dy: Array) -> tuple[Array, Grads, Grads]:
             # y = x + dropout(f(norm(x)))  or  y = norm(x + dropout(f(x)))

@@ -64,23 +64,24 @@ class Linear(Layer):
         self.weight = fan_in_uniform(rng, (out_dim, in_dim), in_dim, dtype)
         self.bias = fan_in_uniform(rng, (out_dim,), in_dim, dtype) if bias else None
 
-    def __call__(self, x: Array) -> Array:
-        """``y (..., out_dim)`` of ``x (..., in_dim)``."""
-        self._check(x)
-        return F.linear(x, self.weight, self.bias)
+    def __call__(self, x: Array, *, added: Array | None = None) -> Array:
+        """``y (..., out_dim)`` of ``x (..., in_dim)``, plus ``added``."""
+        self.check(x)
+        return F.linear(x, self.weight, self.bias, added=added)
 
-    def vjp(self, x: Array) -> tuple[Array, Pullback]:
+    def vjp(self, x: Array, *, added: Array | None = None) -> tuple[Array, Pullback]:
         """Output and pullback; ``dx = dy · weight``, ``dweight = dyᵀ · x``, ``dbias = Σ dy``."""
-        self._check(x)
-        y, back = F.linear_vjp(x, self.weight, self.bias)
+        self.check(x)
+        y, back = F.linear_vjp(x, self.weight, self.bias, added=added)
 
         def pullback(dy: Array) -> tuple[Array, Grads]:
             dx, dweight, dbias = back(dy)
-            return dx, _named(dweight, dbias)
+            return dx, named(dweight, dbias)
 
         return y, pullback
 
-    def _check(self, x: Array) -> None:
+    def check(self, x: Array) -> None:
+        """Raise ValueError unless the last axis of x is in_dim."""
         out_dim, in_dim = self.weight.shape
         if x.ndim == 0 or x.shape[-1] != in_dim:
             raise ValueError(
@@ -92,25 +93,26 @@ class Linear(Layer):
 def together(layers: Sequence[Linear], x: Array) -> list[Array]:
     """``layer(x)`` of several layers for one x, as one call."""
     for layer in layers:
-        layer._check(x)
+        layer.check(x)
     return linears(x, [(layer.weight, layer.bias) for layer in layers])
 
 
 def together_vjp(layers: Sequence[Linear], x: Array) -> tuple[list[Array], Pullback]:
     """``together`` and its pullback dys -> (dx, [grads of each layer])."""
     for layer in layers:
-        layer._check(x)
+        layer.check(x)
     ys, back = linears_vjp(x, [(layer.weight, layer.bias) for layer in layers])
 
     def pullback(dys: Sequence[Array]) -> tuple[Array, list[Grads]]:
         dx, dmaps = back(dys)
-        return dx, [_named(*dmap) for dmap in dmaps]
+        return dx, [named(*dmap) for dmap in dmaps]
 
     return ys, pullback
 
 
-def _named(dweight: Array, dbias: Array | None) -> Grads:
+def named(dweight: Array, dbias: Array | None) -> Grads:
+    """The gradients of a Linear by name."""
     return {"weight": dweight} if dbias is None else {"weight": dweight, "bias": dbias}
 
 
-__all__ = ["Linear", "together", "together_vjp"]
+__all__ = ["Linear", "named", "together", "together_vjp"]

@@ -8,9 +8,10 @@ import numpy as np
 from npattn import functional as F
 from npattn._typing import Array, Grads, Pullback
 from npattn.functional.activation import ACTIVATIONS
+from npattn.functional.linear import Map
 from npattn.nn.init import generator
 from npattn.nn.layer import Layer, join
-from npattn.nn.linear import Linear, together, together_vjp
+from npattn.nn.linear import Linear, named, together, together_vjp
 
 
 @dataclass(init=False, eq=False, repr=False)
@@ -60,22 +61,24 @@ class MLP(Layer):
         self.down = Linear(hidden_dim, dim, bias=bias, rng=rng, dtype=dtype)
         self.activation = activation
 
-    def __call__(self, x: Array) -> Array:
-        """(..., dim) of x (..., dim)."""
-        return self.down(ACTIVATIONS[self.activation][0](self.up(x)))
+    def __call__(self, x: Array, *, added: Array | None = None) -> Array:
+        """(..., dim) of x (..., dim), plus ``added``."""
+        self.up.check(x)
+        return F.mlp(x, *self._maps(), self.activation, added=added)
 
-    def vjp(self, x: Array) -> tuple[Array, Pullback]:
+    def vjp(self, x: Array, *, added: Array | None = None) -> tuple[Array, Pullback]:
         """Output and pullback."""
-        h, back_up = self.up.vjp(x)
-        a, back_activation = ACTIVATIONS[self.activation][1](h)
-        y, back_down = self.down.vjp(a)
+        self.up.check(x)
+        y, back = F.mlp_vjp(x, *self._maps(), self.activation, added=added)
 
         def pullback(dy: Array) -> tuple[Array, Grads]:
-            da, down = back_down(dy)
-            dx, up = back_up(back_activation(da))
-            return dx, join(("up", up), ("down", down))
+            dx, up, down = back(dy)
+            return dx, join(("up", named(*up)), ("down", named(*down)))
 
         return y, pullback
+
+    def _maps(self) -> tuple[Map, Map]:
+        return (self.up.weight, self.up.bias), (self.down.weight, self.down.bias)
 
 
 @dataclass(init=False, eq=False, repr=False)
@@ -125,15 +128,15 @@ class GatedMLP(Layer):
         self.up = Linear(dim, hidden_dim, bias=bias, rng=rng, dtype=dtype)
         self.down = Linear(hidden_dim, dim, bias=bias, rng=rng, dtype=dtype)
 
-    def __call__(self, x: Array) -> Array:
-        """(..., dim) of x (..., dim)."""
-        return self.down(F.swiglu(*together((self.gate, self.up), x)))
+    def __call__(self, x: Array, *, added: Array | None = None) -> Array:
+        """(..., dim) of x (..., dim), plus ``added``."""
+        return self.down(F.swiglu(*together((self.gate, self.up), x)), added=added)
 
-    def vjp(self, x: Array) -> tuple[Array, Pullback]:
+    def vjp(self, x: Array, *, added: Array | None = None) -> tuple[Array, Pullback]:
         """Output and pullback."""
         (g, u), back_both = together_vjp((self.gate, self.up), x)
         a, back_product = F.swiglu_vjp(g, u)
-        y, back_down = self.down.vjp(a)
+        y, back_down = self.down.vjp(a, added=added)
 
         def pullback(dy: Array) -> tuple[Array, Grads]:
             da, down = back_down(dy)

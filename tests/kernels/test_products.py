@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 import npattn
-from npattn.functional._products import matmul
+from npattn.functional._products import matmul, products
+from npattn.functional.activation import ACTIVATIONS
 from npattn.kernels import linear
+from npattn.kernels.linear import Sum
 
 module = linear._module()
 needs_kernel = pytest.mark.skipif(module is None, reason="Numba is missing or interpreted")
@@ -22,12 +24,12 @@ SHAPES = [
 
 
 def product(a, b, bias=None):
-    (c,) = module.products([(((a, b),), bias)])
+    (c,) = module.products([Sum(((a, b),), bias)])
     return c
 
 
 def chosen(a, b, bias=None):
-    return linear.products([(((a, b),), bias)])
+    return linear.products([Sum(((a, b),), bias)])
 
 
 def matrices(rng, m, k, n):
@@ -87,13 +89,41 @@ def test_several_sums_of_products_at_once(rng, poisoned_empty):
     bias = rng.standard_normal(130).astype(np.float32)
     more = matrices(rng, 70, 1030, 1)
     total, transposed, other = module.products(
-        [(pairs, bias), ([(pairs[1][1].T, pairs[1][0].T)], None), ([more], None)]
+        [Sum(pairs, bias), Sum([(pairs[1][1].T, pairs[1][0].T)]), Sum([more])]
     )
     a, b = np.concatenate([a for a, _ in pairs], axis=1), np.concatenate([b for _, b in pairs])
     assert_right(total - bias, a, b)
     assert np.array_equal(transposed, product(*pairs[1]).T)
     assert np.array_equal(other, product(*more))
-    assert np.array_equal(module.products([(pairs, bias)])[0], total)
+    assert np.array_equal(module.products([Sum(pairs, bias)])[0], total)
+
+
+@needs_kernel
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu"])
+def test_what_follows_a_product(rng, poisoned_empty, activation):
+    a, b = matrices(rng, 391, 70, 96)
+    added, h = rng.standard_normal((2, 391, 96)).astype(np.float32)
+    bias = rng.standard_normal(96).astype(np.float32)
+    forward, backward = ACTIVATIONS[activation]
+    plain = product(a, b)
+    sums = (
+        Sum(((a, b),), bias, added),
+        Sum(((a, b),), None, added),
+        Sum(((a, b),), bias, None, activation, True),
+    )
+    both, one, (c, acted) = module.products(sums)
+    assert np.array_equal(module.products([sums[-1]._replace(keep=False)])[0], acted)
+    assert np.array_equal(both, plain + bias + added)
+    assert np.array_equal(one, plain + added)
+    assert np.array_equal(c, plain + bias)
+    np.testing.assert_allclose(acted, forward(c.astype(np.float64)), rtol=3e-6, atol=3e-6)
+    (dc,) = module.products([Sum(((a, b),), activation=activation, slope_at=h)])
+    np.testing.assert_allclose(dc, backward(plain, h), rtol=3e-6, atol=3e-6)
+    ragged = np.ascontiguousarray(b[:, :90])
+    assert linear.products([Sum(((a, ragged),), None, None, activation)]) is None
+    result, acted = products(Sum(((a, ragged),), bias[:90], None, activation, True))[0]
+    np.testing.assert_allclose(result, (plain + bias)[:, :90], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(acted, forward(result), rtol=1e-6)
 
 
 @needs_kernel

@@ -71,4 +71,24 @@ def silu_slope(x, s):
     return mul(s, fma(x, sub(splat(F(1)), s), splat(F(1))))
 
 
-__all__ = ["gelu", "gelu_slope", "sigmoid", "silu_slope"]
+#: Numbers of the activations, for kernels that are told which.
+GELU, GELU_TANH, SILU = 1, 2, 3
+
+
+@part("one")
+def activated(kind, x):
+    """The activation ``kind`` of x."""
+    if kind == SILU:
+        return mul(x, sigmoid(x))
+    return gelu(kind == GELU_TANH, x)
+
+
+@part("one")
+def slope(kind, x):
+    """Its slope there."""
+    if kind == SILU:
+        return silu_slope(x, sigmoid(x))
+    return gelu_slope(kind == GELU_TANH, x)
+
+
+__all__ = ["GELU", "GELU_TANH", "SILU", "activated", "gelu", "gelu_slope", "sigmoid", "silu_slope", "slope"]
