@@ -9,12 +9,13 @@ about a tenth of a millisecond, and takes it by an atomic operation, without the
 
 A kernel is a compiled ``kernel(where, start, stop, scratch, one)``: it works on units [start, stop);
 ``where`` is the address of its arguments, ``scratch`` that of memory of the thread's own, ``one`` a float32
-or float64 that says which of the two is meant. Units are cut into items, which the threads claim in order.
+or float64 that says which of the two is meant. Units are cut into items, which the caller claims from the
+front and the helpers from the back: in calls that follow each other a thread meets the rows it has just
+written.
 
-The state is a block of words that all threads see. ``TICKET`` is the number of the job in its upper half and
-the next item in its lower half, so that claiming an item, a compare-and-swap of the whole word, fails when
-the job it was read for is over. While the other words change, the lower half says that no item is left. The
-caller returns when ``DONE`` has counted all items: no helper is inside the job then. The caller can do all
+The state is a block of words that all threads see. ``TICKET`` holds the number of the job and how many items
+are claimed from either end, so that claiming an item, a compare-and-swap of the whole word, fails when the
+job it was read for is over. While the other words change, the ticket says that no item is left. The caller returns when ``DONE`` has counted all items: no helper is inside the job then. The caller can do all
 the work itself: a helper that comes late, or never, costs time and nothing else.
 """
 
@@ -45,8 +46,9 @@ TICKET, DONE, SERVING, HIRED, REST = (128 * i for i in range(5))
 KERNEL, WHERE, UNITS, ITEMS, SCRATCH, DOUBLE, HELPERS = (REST + 8 * i for i in range(7))
 BYTES: Final = 5 * 128
 
-#: What the ticket counts jobs by, and how many before it begins again.
-JOB: Final = 1 << 32
+#: What the ticket counts by: items from the front, items from the back, jobs; and the most of each.
+FRONT, BACK, JOB = 1, 1 << 16, 1 << 32
+MOST_ITEMS: Final = 1 << 15
 MOST_JOBS: Final = 1 << 30
 
 #: How often a helper looks at the ticket before it sleeps: some 0.1 ms.
@@ -60,14 +62,20 @@ TIRED, MORE_SCRATCH = 0, 1
 ONE = np.float32(1)
 
 
+@part(intp)
+def _left(state, ticket):
+    """How many items of the ticket's job nobody has claimed."""
+    return atomic_load(state + ITEMS) - ticket % BACK - ticket % JOB // BACK
+
+
 @part()
-def _work(state, job, scratch):
-    """Claim items of one job and run them until it has none left."""
+def _work(state, job, claim, scratch):
+    """Claim items of one job, one after the other, and run them until it has none left."""
     ticket = atomic_load(state + TICKET)
-    while ticket // JOB == job and ticket % JOB < atomic_load(state + ITEMS):
-        if atomic_replace(state + TICKET, ticket, ticket + 1):  # the words below now stay until we count
-            number = ticket % JOB
+    while ticket // JOB == job and _left(state, ticket) > 0:
+        if atomic_replace(state + TICKET, ticket, ticket + claim):  # the words below now stay until we count
             units, items = atomic_load(state + UNITS), atomic_load(state + ITEMS)
+            number = ticket % BACK if claim == FRONT else items - 1 - ticket % JOB // BACK
             kernel, where = atomic_load(state + KERNEL), atomic_load(state + WHERE)
             start, stop = units * number // items, units * (number + 1) // items
             if atomic_load(state + DOUBLE):
@@ -86,13 +94,13 @@ def _serve(state, asked, scratch, size):
     while looks < PATIENCE:
         ticket = atomic_load(state + TICKET)
         job = ticket // JOB
-        if job != seen and ticket % JOB < atomic_load(state + ITEMS):
+        if job != seen and _left(state, ticket) > 0:
             if atomic_load(state + SCRATCH) > size:
                 looks, result = PATIENCE, MORE_SCRATCH
             else:  # should these words be another job's already, nothing is left of this one
                 looks, seen = 0, job
                 if atomic_add(state + HIRED, 1) < atomic_load(state + HELPERS):
-                    _work(state, job, scratch)
+                    _work(state, job, BACK, scratch)
         elif atomic_load(asked) != before:
             looks = PATIENCE
         else:
@@ -111,7 +119,7 @@ def serve(state, asked, scratch, size):
 @part()
 def _lead(state, kernel, where, units, items, scratch_bytes, double, helpers, scratch):
     job = (atomic_load(state + TICKET) // JOB + 1) % MOST_JOBS
-    atomic_store(state + TICKET, (job + 1) * JOB - 1)
+    atomic_store(state + TICKET, job * JOB + BACK - 1)
     atomic_store(state + KERNEL, kernel)
     atomic_store(state + WHERE, where)
     atomic_store(state + UNITS, units)
@@ -122,7 +130,7 @@ def _lead(state, kernel, where, units, items, scratch_bytes, double, helpers, sc
     atomic_store(state + DONE, 0)
     atomic_store(state + HIRED, 0)
     atomic_store(state + TICKET, job * JOB)
-    _work(state, job, scratch)
+    _work(state, job, FRONT, scratch)
     looks = 0
     while atomic_load(state + DONE) < items:
         pause()
@@ -179,6 +187,7 @@ def run(kernel: Any, where: int, units: int, items: int, scratch_bytes: int = 0,
     A range must not care which thread works on it, nor in which company. When another Python thread leads the
     team just now, all is done on this one.
     """
+    items = min(items, MOST_ITEMS)
     helpers = min(_threads.get_num_threads(), items) - 1
     if helpers > 0 and _team.leads.acquire(blocking=False):
         try:

@@ -191,9 +191,9 @@ def _units(where, start, stop, scratch):
         while load_int64(p + PRODUCT + FIRST) <= unit:
             p += PRODUCT
         m, n, rows = load_int64(p + M), load_int64(p + N), load_int64(p + ROWS)
-        blocks = (m + rows - 1) // rows
+        across = (n + COLUMNS - 1) // COLUMNS
         place = unit - load_int64(p + FIRST)
-        i, j = place % blocks * rows, place // blocks * COLUMNS
+        i, j = place // across * rows, place % across * COLUMNS
         end = lesser(j + COLUMNS, n)
         while j < end:
             _panel(p, i, j, lesser(rows, m - i), lesser(WIDTH, end - j), scratch)
