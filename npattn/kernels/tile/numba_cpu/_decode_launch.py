@@ -137,7 +137,7 @@ def _maker(kind_kv: int, page_size: int, pages_touch: bool) -> Callable[[Problem
         items = 1 if serial else min(8 * threads, max(1, read // _ITEM))
         return _launch._Launch(
             plan, (), accumulation, accumulation.type(1), template(fields), scratch_bytes, serial, units,
-            _launch._ranges(units, items), read, splits, _decode.decode_units,
+            min(units, items), read, splits, _decode.decode_units,
         )  # fmt: skip
 
     return make
@@ -203,7 +203,7 @@ def _decode_call(
         if launch.splits > 1:
             _decode.merge_units(where, 0, rows[0] * rows[1], scratch, launch.one)
         return result
-    items, scratch_bytes, one = len(launch.items), launch.scratch_bytes, launch.one
+    items, scratch_bytes, one = launch.items, launch.scratch_bytes, launch.one
     _team.run(launch.kernel, where, launch.units, items, scratch_bytes, one)
     if launch.splits > 1:
         heads = rows[0] * rows[1]

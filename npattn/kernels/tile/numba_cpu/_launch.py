@@ -13,7 +13,7 @@ import numpy as np
 from npattn import _threads
 from npattn._arrays import accumulation_dtype
 from npattn._typing import Array
-from npattn.kernels import _jit
+from npattn.kernels import _jit, _team
 from npattn.kernels._simd import _host
 from npattn.kernels.contract import AttentionGrads, Forward, Problem
 from npattn.kernels.tile.numba_cpu import _backward, _forward
@@ -61,12 +61,6 @@ def _visible_tiles(plan: TilePlan) -> int:
     return int(np.sum(plan.row_stop, dtype=np.int64) - np.sum(plan.row_first, dtype=np.int64))
 
 
-def _ranges(units: int, items: int) -> list[tuple[int, int]]:
-    """``units`` cut into at most ``items`` nearly equal ranges."""
-    items = max(1, min(units, items))
-    return [(units * n // items, units * (n + 1) // items) for n in range(items)]
-
-
 class _Launch(NamedTuple):
     """What is the same for every call of one problem and plan in one direction."""
 
@@ -78,7 +72,7 @@ class _Launch(NamedTuple):
     scratch_bytes: int
     serial: bool  # all on the calling thread
     units: int
-    items: list[tuple[int, int]]
+    items: int  # ranges of units the threads share
     work: int
     splits: int
     kernel: Any
@@ -143,7 +137,7 @@ def _make_forward(problem: Problem, plan: TilePlan, threads: int) -> _Launch:
     units = splits * chunks * pairs
     return _Launch(
         plan, (), accumulation, accumulation.type(1), template(fields), scratch_bytes, serial, units,
-        _ranges(units, items), work, splits, kernel,
+        min(units, items), work, splits, kernel,
     )  # fmt: skip
 
 
@@ -189,7 +183,7 @@ def forward(
     if launch.serial and launch.work < _SERIAL:  # nothing between us and the kernel
         launch.direct(where, 0, launch.units, _threads.scratch(launch.scratch_bytes), 1.0)
     else:
-        _run(launch.kernel, where, launch.items, launch)
+        _run(launch.kernel, where, launch.units, launch.items, launch)
     return result
 
 
@@ -220,17 +214,13 @@ def _forward_in_splits(
     )  # fmt: skip
     call = record(launch.prefilled, values)
     where = ctypes.addressof(call)
-    _run(launch.kernel, where, launch.items, launch)
-    heads = problem.batch * problem.heads_q
-    _run(_forward.merge_units, where, _ranges(heads, 1 if launch.serial else len(launch.items)), launch)
+    _run(launch.kernel, where, launch.units, launch.items, launch)
+    _run(_forward.merge_units, where, problem.batch * problem.heads_q, launch.items, launch)
     return result
 
 
-def _run(kernel: Any, where: int, items: list[tuple[int, int]], launch: _Launch) -> None:
-    def work_item(item: tuple[int, int]) -> None:
-        kernel(where, item[0], item[1], _threads.scratch(launch.scratch_bytes), launch.one)
-
-    _threads.run(work_item, items)
+def _run(kernel: Any, where: int, units: int, items: int, launch: _Launch) -> None:
+    _team.run(kernel, where, units, max(1, min(units, items)), launch.scratch_bytes, launch.one)
 
 
 def _make_backward(problem: Problem, plan: TilePlan, threads: int) -> _Launch:
@@ -259,10 +249,9 @@ def _make_backward(problem: Problem, plan: TilePlan, threads: int) -> _Launch:
     work = _work(problem, plan, 3 * dim + 2 * dim_v)
     serial = threads == 1 or work < _SERIAL
     items = 1 if serial else min(8 * threads, max(1, work // _ITEM))
-    ranges = _ranges(chunks * pairs, items)
     return _Launch(
         plan, (starts, reach), accumulation, accumulation.type(1), template(fields), scratch_bytes, serial,
-        chunks * pairs, ranges, work, 1, kernel,
+        chunks * pairs, min(chunks * pairs, items), work, 1, kernel,
     )  # fmt: skip
 
 
@@ -340,10 +329,10 @@ def backward(
     where = ctypes.addressof(call)
 
     def phase(kernel: Any, units: int, items: int) -> None:
-        _run(kernel, where, _ranges(units, 1 if launch.serial else min(items, len(launch.items))), launch)
+        _run(kernel, where, units, 1 if launch.serial else min(items, launch.items), launch)
 
     phase(_backward.row_units, batch * heads_q, batch * heads_q * len_q * dim_v // 50_000)
-    _run(launch.kernel, ctypes.addressof(keys_call), launch.items, launch)
+    _run(launch.kernel, ctypes.addressof(keys_call), launch.units, launch.items, launch)
     if layers > 1 or not in_place:
         phase(_backward.reduce_units, batch * heads_q, dq.size // 50_000)
     if in_place:
