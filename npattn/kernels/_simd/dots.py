@@ -12,45 +12,70 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from npattn.kernels._simd.storage import I16, _widen_bfloat, _widen_half
 from npattn.kernels._simd.vectors import I32, Vec, constant, emit_fma, emit_load, llvm_vector
 
 
-@intrinsic
-def dots(typingctx: Any, q: Any, k: Any, k_row: Any, last: Any, vectors: Any, one: Any) -> Any:
-    """Lane j: the product of ``vectors`` whole vectors at q with those at ``k + min(j, last) * k_row``."""
+def _load_wide(builder: Any, row: Any, offset: Any, kind: Any) -> Any:
+    return emit_load(builder, builder.add(row, offset), kind)
 
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        q, k, k_row, last, vectors, _ = arguments
-        kind, integer = llvm_vector(signature.return_type), q.type
-        rows = []
-        for j in range(kind.count):
-            step = integer(j)
-            inside = builder.icmp_signed("<", step, last)
-            rows.append(builder.add(k, builder.mul(k_row, builder.select(inside, step, last))))
-        width = integer(signature.return_type.lanes * signature.return_type.scalar.bitwidth // 8)
-        end = builder.mul(vectors, width)
 
-        before = builder.block
-        loop = builder.append_basic_block("products")
-        done = builder.append_basic_block("sums")
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        offset = builder.phi(integer)
-        offset.add_incoming(integer(0), before)
-        sums = [builder.phi(kind) for _ in rows]
-        value = emit_load(builder, builder.add(q, offset), kind)
-        for total, row in zip(sums, rows, strict=True):
-            total.add_incoming(constant(kind, 0.0), before)
-            product = emit_fma(builder, emit_load(builder, builder.add(row, offset), kind), value, total)
-            total.add_incoming(product, loop)
-        after = builder.add(offset, width)
-        offset.add_incoming(after, loop)
-        builder.cbranch(builder.icmp_signed("<", after, end), loop, done)
-        builder.position_at_end(done)
-        return _sums_of_lanes(builder, [total.incomings[1][0] for total in sums])
+def _load_narrow(widen: Any) -> Any:
+    """Elements of 16 bits, widened."""
 
-    i = types.intp
-    return Vec(one)(i, i, i, i, i, one), codegen
+    def load_key(builder: Any, row: Any, offset: Any, kind: Any) -> Any:
+        halvings = 2 if isinstance(kind.element, ir.DoubleType) else 1
+        at = builder.add(row, builder.lshr(offset, offset.type(halvings)))
+        return widen(builder, emit_load(builder, at, ir.VectorType(I16, kind.count)), kind)
+
+    return load_key
+
+
+def _dots(load_key: Any) -> Any:
+
+    @intrinsic
+    def dots(typingctx: Any, q: Any, k: Any, k_row: Any, last: Any, vectors: Any, one: Any) -> Any:
+        """Lane j: ``vectors`` whole vectors at q times those at ``k + min(j, last) * k_row``."""
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            q, k, k_row, last, vectors, _ = arguments
+            kind, integer = llvm_vector(signature.return_type), q.type
+            rows = []
+            for j in range(kind.count):
+                step = integer(j)
+                inside = builder.icmp_signed("<", step, last)
+                rows.append(builder.add(k, builder.mul(k_row, builder.select(inside, step, last))))
+            width = integer(signature.return_type.lanes * signature.return_type.scalar.bitwidth // 8)
+            end = builder.mul(vectors, width)
+
+            before = builder.block
+            loop = builder.append_basic_block("products")
+            done = builder.append_basic_block("sums")
+            builder.branch(loop)
+            builder.position_at_end(loop)
+            offset = builder.phi(integer)
+            offset.add_incoming(integer(0), before)
+            sums = [builder.phi(kind) for _ in rows]
+            value = emit_load(builder, builder.add(q, offset), kind)
+            for total, row in zip(sums, rows, strict=True):
+                total.add_incoming(constant(kind, 0.0), before)
+                element = load_key(builder, row, offset, kind)
+                total.add_incoming(emit_fma(builder, element, value, total), loop)
+            after = builder.add(offset, width)
+            offset.add_incoming(after, loop)
+            builder.cbranch(builder.icmp_signed("<", after, end), loop, done)
+            builder.position_at_end(done)
+            return _sums_of_lanes(builder, [total.incomings[1][0] for total in sums])
+
+        i = types.intp
+        return Vec(one)(i, i, i, i, i, one), codegen
+
+    return dots
+
+
+dots = _dots(_load_wide)
+dots_half = _dots(_load_narrow(_widen_half))
+dots_bfloat = _dots(_load_narrow(_widen_bfloat))
 
 
 def _sums_of_lanes(builder: Any, vectors: list[Any]) -> Any:
@@ -110,4 +135,4 @@ def prefetch(typingctx: Any, address: Any) -> Any:
     return types.void(types.intp), codegen
 
 
-__all__ = ["dots", "prefetch"]
+__all__ = ["dots", "dots_bfloat", "dots_half", "prefetch"]

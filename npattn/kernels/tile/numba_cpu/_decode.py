@@ -8,7 +8,8 @@ Loop order: a work unit is one split of the keys of one (batch element, key head
     acc += P V
 
 Both products go by runs of evenly spaced rows, so that keys and values are read where they are, a page table
-or not. Rows stored in 16 bits, and rows that are no whole vectors, are widened into scratch step by step.
+or not. Rows stored in 16 bits, and rows that are no whole vectors, are widened into scratch step by step; keys
+of 16 bits, under a few query rows, in the products themselves.
 Units write only rows of their own (of their own split: `merge_units` joins these), so nothing depends on the
 thread count.
 
@@ -27,6 +28,10 @@ the second half of a wide row of values do, get 12: the processor's prefetchers 
 instructions did not help (12.5 / 16 / 12 at best, at any distance, into either cache), nor did reading values
 in order just before they are multiplied instead of with the keys (17.8 / 16.9 / 15.7).
 
+Keys and values in 16 bits take as long as in 32 (3 rows: 17 ns a key against 16 from cache), as widening them
+costs what reading half the bytes saves. A widened copy of everything at each call took 3 times as long for
+bfloat16 and 8 for float16.
+
 Pages of 16 tokens in order of the pool cost 1.1 times as much as one array, a call of attention included.
 Pages drawn at random, none beside its neighbour, cost 2.0 times as much; with the pages of the next step
 prefetched into the second-level cache 1.4 (head_dim 128) to 1.65 (64).
@@ -38,7 +43,7 @@ from numba import types
 
 from npattn.kernels._jit import jit
 from npattn.kernels._parts import part
-from npattn.kernels._simd.dots import dots, prefetch
+from npattn.kernels._simd.dots import dots, dots_bfloat, dots_half, prefetch
 from npattn.kernels._simd.exp import exp_scalar
 from npattn.kernels._simd.matmul import matmul
 from npattn.kernels._simd.vectors import (
@@ -103,7 +108,7 @@ def touched(address, row, rows, vectors, one):
 
 
 @part()
-def row_products(q, q_row, k, k_row, k_ahead, v, v_row, v_ahead, s, s_row, rows, keys, vectors, one):
+def row_products(q, q_row, k, k_row, k_ahead, k_kind, v, v_row, v_ahead, s, s_row, rows, keys, vectors, one):
     """s[r, j] = q[r] . k[j]; columns are padded to whole vectors with copies of the last.
 
     ``k_ahead`` and ``v_ahead``: so many vectors of each row are read in order before they are needed.
@@ -116,7 +121,12 @@ def row_products(q, q_row, k, k_row, k_ahead, v, v_row, v_ahead, s, s_row, rows,
         store_scalar(at, touched(k + j * k_row, k_row, last + 1, k_ahead, one))
         store_scalar(at, touched(v + j * v_row, v_row, last + 1, v_ahead, one))
         for r in range(rows):
-            store(at + r * s_row, dots(q + r * q_row, k + j * k_row, k_row, last, vectors, one))
+            if k_kind == 0:
+                store(at + r * s_row, dots(q + r * q_row, k + j * k_row, k_row, last, vectors, one))
+            elif k_kind == 1:
+                store(at + r * s_row, dots_half(q + r * q_row, k + j * k_row, k_row, last, vectors, one))
+            else:
+                store(at + r * s_row, dots_bfloat(q + r * q_row, k + j * k_row, k_row, last, vectors, one))
 
 
 @part(types.intp)
@@ -215,12 +225,12 @@ def keys_step(
             copy_rows(k, p.k_j, keys + (at - j0) * q_row, q_row, count, p.dim, p.kind_kv, one)
         else:
             row_products(
-                q, q_row, k, p.k_j, q_vectors, v, p.v_j, v_ahead, s + (at - j0) * size, s_row, rows, count,
-                q_vectors, one,
+                q, q_row, k, p.k_j, p.dim * p.item // width, p.kind_kv, v, p.v_j, v_ahead,
+                s + (at - j0) * size, s_row, rows, count, q_vectors, one,
             )  # fmt: skip
         at = end
     if p.copies_keys:
-        row_products(q, q_row, keys, q_row, 0, keys, 0, 0, s, s_row, rows, j1 - j0, q_vectors, one)
+        row_products(q, q_row, keys, q_row, 0, 0, keys, 0, 0, s, s_row, rows, j1 - j0, q_vectors, one)
     garbage = finish_logits(
         p, b, lst, h0, p.group, 0, p.len_q, j0, j1 - j0, kind, bitmap, s, s_row, vectors, 0, one
     )

@@ -20,6 +20,8 @@ from npattn.plans.tiles import TilePlan
 
 #: With more rows to a key head, keys that need no widening are better transposed once for all of them.
 MOST_ROWS: Final = 8
+#: Keys of 16 bits are widened for each of so many rows; for more, once and into scratch.
+MOST_WIDENINGS: Final = 4
 #: Bytes of keys and values below which waking a helper costs more than it brings.
 _SERIAL: Final = 1 << 18
 _ITEM: Final = 1 << 17  # bytes an item should read at least
@@ -120,13 +122,14 @@ def _maker(kind_kv: int, page_size: int, pages_touch: bool) -> Callable[[Problem
         v_row = _launch._round_up(problem.head_dim_v * size, width)
         fields["kind_kv"], fields["page_size"], fields["pages_touch"] = kind_kv, page_size, pages_touch
         fields["item"] = item = 2 if kind_kv else size
-        fields["copies_keys"] = kind_kv != 0 or q_row != problem.head_dim * size
+        rows = problem.len_q * problem.heads_q // problem.heads_kv
+        padded = q_row != problem.head_dim * size
+        fields["copies_keys"] = padded or (kind_kv != 0 and rows > MOST_WIDENINGS)
         fields["copies_values"] = kind_kv != 0 or v_row != problem.head_dim_v * size
         pairs = problem.batch * problem.heads_kv
         # splits of at least 512 keys, some thirty units in all; fixed by the problem
         splits = max(1, min(fields["num_cols"] // 8, -(-32 // pairs)))
         fields["splits"] = splits
-        rows = problem.len_q * problem.heads_q // problem.heads_kv
         numbers = _launch._round_up(rows * size, width)
         scratch_bytes = rows * (2 * plan.tile_k * size + 3 * width + q_row + v_row) + 3 * numbers
         scratch_bytes += plan.tile_k * (q_row + v_row)
