@@ -42,7 +42,7 @@ def _in_arrays(
         return c
     forward, backward = ACTIVATIONS[activation]
     if slope_at is not None:
-        return backward(c, slope_at)
+        return backward(c, slope_at), forward(slope_at)
     return (c, forward(c)) if keep else forward(c)
 
 

@@ -46,7 +46,7 @@ def mlp_vjp(
 ) -> tuple[Array, Pullback]:
     """``mlp`` and its pullback dy -> (dx, dup, ddown), pairs (dweight, dbias).
 
-    Keeps x and two arrays of the hidden layer. The gradient of ``added`` is dy.
+    Keeps x and the hidden layer before its activation. The gradient of ``added`` is dy.
 
     Parameters
     ----------
@@ -69,20 +69,19 @@ def mlp_vjp(
     ([1.5], [[0.0]], [1.0])
     """
     h, a = _hidden(x, up, activation, keep=True)
+    y = _down(a, down, x, added)
 
     def pullback(dy: Array) -> tuple[Array, Map, Map]:
         rows, drows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
-        # y = a · downᵀ, a = activation(h)
-        dh, ddown = products(
-            Sum(((drows, down[0]),), activation=activation, slope_at=h), Sum(((drows.T, a),))
-        )
+        # y = a · downᵀ, a = activation(h): made again, which costs less than to keep it out of the cache
+        ((dh, a),) = products(Sum(((drows, down[0]),), activation=activation, slope_at=h))
         # h = x · upᵀ
-        dx, dup = products(Sum(((dh, up[0]),)), Sum(((dh.T, rows),)))
+        dx, dup, ddown = products(Sum(((dh, up[0]),)), Sum(((dh.T, rows),)), Sum(((drows.T, a),)))
         dup_bias = None if up[1] is None else sum_rows(dh)
         ddown_bias = None if down[1] is None else sum_rows(drows)
         return dx.reshape(x.shape), (dup, dup_bias), (ddown, ddown_bias)
 
-    return _down(a, down, x, added), pullback
+    return y, pullback
 
 
 def _down(a: Array, down: Map, x: Array, added: Array | None) -> Array:

@@ -15,8 +15,9 @@ written.
 
 The state is a block of words that all threads see. ``TICKET`` holds the number of the job and how many items
 are claimed from either end, so that claiming an item, a compare-and-swap of the whole word, fails when the
-job it was read for is over. While the other words change, the ticket says that no item is left. The caller returns when ``DONE`` has counted all items: no helper is inside the job then. The caller can do all
-the work itself: a helper that comes late, or never, costs time and nothing else.
+job it was read for is over. While the other words change, the ticket says that no item is left. The caller
+returns when ``DONE`` has counted all items: no helper is inside the job then. The caller can do all the work
+itself: a helper that comes late, or never, costs time and nothing else.
 """
 
 import ctypes

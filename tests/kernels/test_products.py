@@ -117,7 +117,8 @@ def test_what_follows_a_product(rng, poisoned_empty, activation):
     assert np.array_equal(one, plain + added)
     assert np.array_equal(c, plain + bias)
     np.testing.assert_allclose(acted, forward(c.astype(np.float64)), rtol=3e-6, atol=3e-6)
-    (dc,) = module.products([Sum(((a, b),), activation=activation, slope_at=h)])
+    ((dc, acted),) = module.products([Sum(((a, b),), activation=activation, slope_at=h)])
+    np.testing.assert_allclose(acted, forward(h), rtol=3e-6, atol=3e-6)
     np.testing.assert_allclose(dc, backward(plain, h), rtol=3e-6, atol=3e-6)
     ragged = np.ascontiguousarray(b[:, :90])
     assert linear.products([Sum(((a, ragged),), None, None, activation)]) is None

@@ -42,12 +42,17 @@ def sigmoid(x):
 
 
 @part("one")
-def gelu(approximate, x):
+def _gelu_odd(approximate, x):
+    """``2 Φ(x) − 1``, or what approximates it."""
     if approximate:
-        u = mul(mul(fma(mul(x, x), splat(_CUBIC), splat(F(1))), x), splat(_ROOT))
-        t = tanh(u)
-    else:
-        t = _erf(mul(x, splat(_HALF_ROOT)))
+        x = _clamp(F(FLAT), x)
+        return tanh(mul(mul(fma(mul(x, x), splat(_CUBIC), splat(F(1))), x), splat(_ROOT)))
+    return _erf(mul(x, splat(_HALF_ROOT)))
+
+
+@part("one")
+def gelu(approximate, x):
+    t = _gelu_odd(approximate, x)
     half = mul(x, splat(F(0.5)))
     return fma(half, t, half)
 
@@ -55,15 +60,15 @@ def gelu(approximate, x):
 @part("one")
 def gelu_slope(approximate, x):
     half = splat(F(0.5))
+    t = _gelu_odd(approximate, x)
     x = _clamp(F(FLAT), x)
     z = mul(x, x)
     if approximate:
-        t = tanh(mul(mul(fma(z, splat(_CUBIC), splat(F(1))), x), splat(_ROOT)))
         du = mul(fma(z, splat(_SLOPE), splat(F(1))), splat(_ROOT))
         dt = mul(sub(splat(F(1)), mul(t, t)), du)
         return mul(half, add(fma(x, dt, t), splat(F(1))))
     density = mul(exp(mul(z, splat(F(-0.5)))), splat(_DENSITY))
-    return fma(x, density, fma(half, _erf(mul(x, splat(_HALF_ROOT))), half))
+    return fma(x, density, fma(half, t, half))
 
 
 @part("one")
@@ -75,20 +80,20 @@ def silu_slope(x, s):
 GELU, GELU_TANH, SILU = 1, 2, 3
 
 
-@part("one")
-def activated(kind, x):
-    """The activation ``kind`` of x."""
-    if kind == SILU:
+@part("one", static=("is_silu", "approximate"))
+def activated(is_silu, approximate, x):
+    """SiLU where ``is_silu``, else GELU."""
+    if is_silu:
         return mul(x, sigmoid(x))
-    return gelu(kind == GELU_TANH, x)
+    return gelu(approximate, x)
 
 
-@part("one")
-def slope(kind, x):
-    """Its slope there."""
-    if kind == SILU:
+@part("one", static=("is_silu", "approximate"))
+def slope(is_silu, approximate, x):
+    """Its slope there. Beside ``activated`` of the same x the compiler sees what is common."""
+    if is_silu:
         return silu_slope(x, sigmoid(x))
-    return gelu_slope(kind == GELU_TANH, x)
+    return gelu_slope(approximate, x)
 
 
 __all__ = ["GELU", "GELU_TANH", "SILU", "activated", "gelu", "gelu_slope", "sigmoid", "silu_slope", "slope"]

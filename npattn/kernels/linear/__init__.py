@@ -42,7 +42,8 @@ class Sum(NamedTuple):
     """``C = Σ a @ b + bias + added``, and what follows.
 
     With an ``activation`` ("gelu", "gelu_tanh", "silu") the result is that of C, or to ``keep`` both
-    (C, that of C); with ``slope_at`` beside it, C times the activation's slope at that array.
+    (C, that of C); with ``slope_at`` beside it, (C times the activation's slope at that array, the activation
+    of that array).
     """
 
     terms: Sequence[tuple[Array, Array]]

@@ -125,33 +125,46 @@ def _add_rows(c, added, row_bytes, rows, columns):
             store_scalar(at + j, load_scalar(at + j, ONE) + load_scalar(other + j, ONE))
 
 
-@part()
-def _activate(c, acted, row_bytes, rows, columns, kind):
+@part(static=("is_silu", "approximate"))
+def _activate(c, acted, row_bytes, rows, columns, is_silu, approximate):
     for r in range(rows):
         for j in range(r * row_bytes, r * row_bytes + 4 * columns, 4 * LANES):
-            store(acted + j, activated(kind, load(c + j, ONE)))
+            store(acted + j, activated(is_silu, approximate, load(c + j, ONE)))
 
 
-@part()
-def _multiply_by_slope(c, slope_at, row_bytes, rows, columns, kind):
+@part(static=("is_silu", "approximate"))
+def _multiply_by_slope(c, x, acted, row_bytes, rows, columns, is_silu, approximate):
+    """C times the slope at x; the activation of x as well."""
     for r in range(rows):
         for j in range(r * row_bytes, r * row_bytes + 4 * columns, 4 * LANES):
-            store(c + j, mul(load(c + j, ONE), slope(kind, load(slope_at + j, ONE))))
+            xj = load(x + j, ONE)
+            store(c + j, mul(load(c + j, ONE), slope(is_silu, approximate, xj)))
+            store(acted + j, activated(is_silu, approximate, xj))
 
 
 @part()
 def _finish(p, c, c_row, offset, j, rows, columns):
     """What follows the product; ``offset``: of this part in C and in every array of its shape."""
     bias, added, kind = load_int64(p + BIAS), load_int64(p + ADDED), load_int64(p + KIND)
-    acted, slope_at = load_int64(p + ACTED), load_int64(p + SLOPE_AT)
     if bias:
         _add_bias(c, c_row, rows, columns, bias + 4 * j)
     if added:
         _add_rows(c, added + offset, c_row, rows, columns)
-    if slope_at:
-        _multiply_by_slope(c, slope_at + offset, c_row, rows, columns, kind)
-    elif kind:
-        _activate(c, acted + offset, c_row, rows, columns, kind)
+    acted, x = load_int64(p + ACTED) + offset, load_int64(p + SLOPE_AT)
+    if x:
+        x += offset
+        if kind == SILU:
+            _multiply_by_slope(c, x, acted, c_row, rows, columns, True, False)
+        elif kind == GELU_TANH:
+            _multiply_by_slope(c, x, acted, c_row, rows, columns, False, True)
+        else:
+            _multiply_by_slope(c, x, acted, c_row, rows, columns, False, False)
+    elif kind == SILU:
+        _activate(c, acted, c_row, rows, columns, True, False)
+    elif kind == GELU_TANH:
+        _activate(c, acted, c_row, rows, columns, False, True)
+    elif kind == GELU:
+        _activate(c, acted, c_row, rows, columns, False, False)
 
 
 @part()
@@ -216,8 +229,9 @@ def products(sums: Sequence[Any]) -> list[Any]:
     for pairs, bias, added, kind, keep, slope_at in sums:
         m, n = len(pairs[0][0]), pairs[0][1].shape[1]
         c = np.empty((m, n), F)
-        acted = np.empty((m, n), F) if keep else c
-        results.append((c, acted) if keep else c)
+        both = keep or slope_at is not None
+        acted = np.empty((m, n), F) if both else c
+        results.append((c, acted) if both else c)
         rows = min(MOST_ROWS, max(FEWEST_ROWS, (m + 1) // 2))
         heads += [units, address(c), m, n, rows, _or_0(bias), _or_0(added), KINDS[kind]]
         heads += [address(acted), _or_0(slope_at), described + 8 * len(terms), len(pairs)]
