@@ -41,23 +41,25 @@ class Variant(NamedTuple):
 
     name: str
     variable: str
+    value: str
     timed: str  # the pass it changes
     itemsize: int  # of the widest dtype it takes
     repeats: bool  # whether results are the same bits every time
 
     def asked(self) -> Any:
         """A block in which it is asked for."""
-        return environment(**{self.variable: "1"})
+        return environment(**{self.variable: self.value})
 
 
-DEFAULT = Variant("", "", "", 8, True)
+DEFAULT = Variant("", "", "", "", 8, True)
 
 
 def variants() -> list[Variant]:
     """Those this card has."""
-    atomics = Variant("atomics", "NPATTN_CUDA_ATOMICS", "forward + backward", 4, False)
-    wgmma = Variant("wgmma", "NPATTN_WGMMA", "forward", 2, True)
-    return [wgmma, atomics] if has_wgmma() else [atomics]
+    atomics = Variant("atomics", "NPATTN_CUDA_ATOMICS", "1", "forward + backward", 4, False)
+    wgmma = Variant("wgmma", "NPATTN_WGMMA", "1", "forward", 2, True)
+    tma = wgmma._replace(name="wgmma with TMA", value="tma")
+    return [wgmma, tma, atomics] if has_wgmma() else [atomics]
 
 
 def bfloat16() -> Any:
@@ -156,6 +158,24 @@ def hopper_probes(cp: Any, run: Any) -> list[tuple[str, float, float]]:
     d = probe(cp, run, "probe_mbarrier", handed, None, np.zeros((3, 64), np.float32), False, 256)
     found.append(("mbarrier, named barriers, registers", relative(d, handed[:, ::-1]), 0.0))
     return found
+
+
+def tma_probe(cp: Any, run: Any) -> list[tuple[str, float, float]]:
+    """One box of an array whose last rows and columns it leaves."""
+    array = np.arange(3 * 2 * 40 * 72, dtype=np.float32).astype(np.float16).reshape(3, 2, 40, 72)
+    wanted = np.zeros((32, 64), np.float16)
+    wanted[:30, :8] = array[2, 1, 10:, 64:]
+    a, d = cp.asarray(array), cp.asarray(np.full((32, 64), np.nan, np.float16))
+    box = _cuda.Box(_cuda.pointer(a), False, array.shape[::-1], array.strides[2::-1], 32)
+    params = np.zeros(
+        1, {"names": ["d", "map"], "formats": ["u8", ("u1", 128)], "offsets": [16, 64], "itemsize": 192}
+    )
+    params["d"] = _cuda.pointer(d)
+    params["map"][0] = np.frombuffer(_cuda.tensor_map(box), np.uint8)
+    files = ("device.cuh", "hopper.cuh", "../../benchmarks/hopper_probes.cu")
+    kernel = _cuda.Kernel(files, (("IS_BF16", "0"),), "a")
+    run([_cuda.Launch(kernel, "probe_tma", 1, 32, 8192, params)])
+    return [("TMA", relative(cp.asnumpy(d), wanted), 0.0)]
 
 
 def has_wgmma() -> bool:
@@ -432,7 +452,7 @@ def time_attention(cp: Any, clock: Clock, small: bool, right: list[Variant]) -> 
                     print(lines[-1], flush=True)
     for variant, ratios in gains.items():
         gain = float(np.exp(np.mean(np.log(ratios))))
-        advice = f"set {variant.variable}=1 on this card" if gain > 1.02 else "leave it off"
+        advice = f"set {variant.variable}={variant.value} on this card" if gain > 1.02 else "leave it off"
         lines.append(f"\n{variant.name}: right in every check, {gain:.2f} x the default's speed: {advice}.")
     return lines
 
@@ -485,6 +505,7 @@ def compile_table(architectures: list[str]) -> list[str]:
     families = (
         "forward",
         "forward_wgmma",
+        "forward_tma",
         "decode",
         "backward_rows",
         "backward_cols",
@@ -493,7 +514,7 @@ def compile_table(architectures: list[str]) -> list[str]:
     )
     for family in families:
         widths, dims = (2, 4, 8), (64, 128, 256)
-        if family == "forward_wgmma":
+        if family in ("forward_wgmma", "forward_tma"):
             widths, dims = (2,), (64, 128)  # type: ignore[assignment]
         if family == "backward_atomic":
             widths, dims = (2, 4), (64, 128)  # type: ignore[assignment]
@@ -501,9 +522,12 @@ def compile_table(architectures: list[str]) -> list[str]:
             for dim in dims:
                 for features in (False, True):
                     kernel = cuda_launch.specialise(family, c_type, dim, dim, *(features,) * 3)
-                    entry = f"attention_{'forward' if family == 'decode' else family}".replace(
-                        "atomic", "cols"
-                    )
+                    named = {
+                        "decode": "forward",
+                        "forward_tma": "forward_wgmma",
+                        "backward_atomic": "backward_cols",
+                    }
+                    entry = f"attention_{named.get(family, family)}"
                     shared = cuda_launch.shared_bytes(family, kernel, bytes_of[c_type])
                     what = [family, c_type, str(dim), "all" if features else "none"]
                     lines.append(_row(kernel, entry, architectures, what, shared))
@@ -589,7 +613,8 @@ def main() -> int:
                 print(f"{failed} of {len(found)} checks failed: nothing is timed")
                 return 1
             for variant in variants():
-                found = hopper_probes(cp, _cuda.run) if variant.name == "wgmma" else []
+                found = hopper_probes(cp, _cuda.run) if variant.variable == "NPATTN_WGMMA" else []
+                found += tma_probe(cp, _cuda.run) if variant.value == "tma" else []
                 with variant.asked():
                     found += check_masked(cp, variant) + check_attention(cp, options.model, variant)
                     found += check_long(cp, options.model, variant)

@@ -33,8 +33,8 @@ extern "C" __global__ void __launch_bounds__(128) probe_wgmma_rows(const __grid_
 #pragma unroll
     for (int k = 0; k < 128; k += 16) {
         const int inside = k % PANEL * 2;
-        dev::wgmma_rows<IS_F16, 128>(c, dev::matrix_plus(dev::matrix_at(a.base, Tall::PANEL_BYTES), k / PANEL * Tall::PANEL_BYTES + inside),
-                                     dev::matrix_plus(dev::matrix_at(b.base, Wide::PANEL_BYTES), k / PANEL * Wide::PANEL_BYTES + inside), k > 0);
+        dev::wgmma_rows<IS_F16, 128>(c, dev::matrix_plus(dev::matrix_at(a.base), k / PANEL * Tall::PANEL_BYTES + inside),
+                                     dev::matrix_plus(dev::matrix_at(b.base), k / PANEL * Wide::PANEL_BYTES + inside), k > 0);
     }
     dev::wgmma_commit();
     dev::wgmma_wait<0>();
@@ -62,6 +62,26 @@ extern "C" __global__ void __launch_bounds__(128) probe_wgmma_into(const __grid_
     dev::wgmma_commit();
     dev::wgmma_wait<0>();
     put((float*)p.d, c);
+}
+
+struct alignas(64) MappedParams {
+    Params p;
+    TensorMap map;
+};
+// A box of 32 rows of the array behind `map` -> d (32, 64) 16-bit, unpermuted: from column 64, row 10 of head 1, batch 2 on
+extern "C" __global__ void __launch_bounds__(32) probe_tma(const __grid_constant__ MappedParams p) {
+    DYNAMIC_SHARED(shared);
+    u64* const landed = (u64*)(shared + 32 * 128);
+    if (threadIdx.x == 0) dev::mbarrier_init(landed, 1), dev::mbarrier_init_fence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        dev::mbarrier_expect(landed, 32 * 128);
+        dev::copy_box(shared, p.map, landed, 64, 10, 1, 2);
+        dev::mbarrier_arrive(landed);
+    }
+    dev::mbarrier_wait(landed, 0);
+    const Panels<32, 64> panel{shared};
+    for (int c = 0; c < 8; ++c) ((Bytes16*)p.p.d)[threadIdx.x * 8 + c] = *(const Bytes16*)panel.chunk(threadIdx.x, c);
 }
 
 // Two of four warps hand 64 numbers on, three times through one place; registers go from some warps to others.

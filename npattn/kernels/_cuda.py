@@ -169,18 +169,69 @@ def architecture(device: int) -> str:
     return f"sm_{cupy.cuda.Device(device).compute_capability}"
 
 
-def opted_in(variable: str) -> bool:
-    """Whether the environment variable asks for what is off by default; read at every call.
+def opted_in(variable: str, *more: str) -> str:
+    """What an environment variable asks for that is off by default: "", "1" or one of ``more``.
+
+    Read at every call, so that there is nothing to reset.
 
     Raises
     ------
     ValueError
-        When it is set to anything but "1", "0" or nothing.
+        When it is set to anything else ("0" is "").
     """
     value = os.environ.get(variable, "")
-    if value not in ("", "0", "1"):
-        raise ValueError(f"{variable} must be 1 (on), 0 or unset (off), got {value!r}: see docs/gpu.md")
-    return value == "1"
+    if value not in ("", "0", "1", *more):
+        choices = " or ".join(("1", *more))
+        raise ValueError(
+            f"{variable} must be {choices} (on), 0 or unset (off), got {value!r}: see docs/gpu.md"
+        )
+    return "" if value == "0" else value
+
+
+class Box(NamedTuple):
+    """An array of 16-bit numbers and the box of it that TMA copies at a time: ``rows`` rows of 64."""
+
+    address: int
+    is_bf16: bool
+    sizes: tuple[int, int, int, int]  # from the last axis to the first
+    strides: tuple[int, int, int]  # bytes, of all axes but the last
+    rows: int
+
+
+@lru_cache(maxsize=1024)
+def tensor_map(box: Box) -> bytes:
+    """The 128 bytes by which the driver describes a box to TMA.
+
+    Rows of 128 bytes, their chunks of 16 permuted (128-byte swizzle), zeros behind the ends of the array.
+
+    Raises
+    ------
+    RuntimeError
+        When the driver refuses.
+    """
+    import ctypes
+
+    driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    room = (ctypes.c_uint64 * 24)()  # 128 bytes aligned to 64 in it
+    start = ctypes.addressof(room)
+    start += -start % 64
+    code = driver.cuTensorMapEncodeTiled(
+        ctypes.c_void_p(start),
+        ctypes.c_int(9 if box.is_bf16 else 6),  # CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, _FLOAT16
+        ctypes.c_uint32(4),
+        ctypes.c_void_p(box.address),
+        (ctypes.c_uint64 * 4)(*box.sizes),
+        (ctypes.c_uint64 * 3)(*box.strides),
+        (ctypes.c_uint32 * 4)(64, box.rows, 1, 1),
+        (ctypes.c_uint32 * 4)(1, 1, 1, 1),
+        ctypes.c_int(0),  # no interleave
+        ctypes.c_int(3),  # CU_TENSOR_MAP_SWIZZLE_128B
+        ctypes.c_int(2),  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+        ctypes.c_int(0),  # zeros outside
+    )
+    if code != 0:
+        raise RuntimeError(f"cuTensorMapEncodeTiled: error {code} for {box}; NPATTN_WGMMA=1 does without TMA")
+    return ctypes.string_at(start, 128)
 
 
 def compile_cubin(text: str, arch: str, options: tuple[str, ...] = ()) -> tuple[bytes, str]:
@@ -301,6 +352,7 @@ def run(launches: list[Launch]) -> None:
 
 __all__ = [
     "INSTALL",
+    "Box",
     "Kernel",
     "Launch",
     "Resources",
@@ -318,5 +370,6 @@ __all__ = [
     "shared_limit",
     "source_text",
     "struct_dtype",
+    "tensor_map",
     "why_unavailable",
 ]

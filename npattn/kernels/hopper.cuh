@@ -18,10 +18,13 @@ template <int ROWS, int COLS> struct Panels {
     }
 };
 
+struct alignas(64) TensorMap { u64 opaque[16]; };  // an array of four axes and a box in it, as the driver describes them
+
 #ifndef CUDA_HOST_SHIM
 namespace dev {
 
-// ---- mbarrier: 8 bytes of shared memory; a phase ends when `count` threads have arrived, then the next begins -------
+// ---- mbarrier: 8 bytes of shared memory; a phase ends when `count` threads have arrived and all bytes that were
+// expected have come, then the next begins
 __device__ __forceinline__ void mbarrier_init(u64* barrier, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(barrier)), "r"(count) : "memory");
 }
@@ -34,6 +37,19 @@ __device__ __forceinline__ void mbarrier_wait(u64* barrier, u32 parity) {
                  "again:\n"
                  "mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
                  "@!over bra again;\n}" :: "r"(shared_address(barrier)), "r"(parity) : "memory");
+}
+
+__device__ __forceinline__ void mbarrier_expect(u64* barrier, u32 bytes) {
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" :: "r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+// Behind mbarrier_init, for those that only copies know.
+__device__ __forceinline__ void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// ---- TMA: a box of an array becomes one panel; its bytes are counted by the barrier ---------------------------------
+__device__ __forceinline__ void copy_box(void* shared, const TensorMap& map, u64* barrier, int col, int row, int head, int batch) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
+                 :: "r"(shared_address(shared)), "l"(&map), "r"(col), "r"(row), "r"(head), "r"(batch),
+                    "r"(shared_address(barrier)) : "memory");
 }
 
 // ---- named barriers: some threads wait, others only arrive -----------------------------------------------------------
@@ -57,9 +73,10 @@ __device__ __forceinline__ void fence_for_wgmma() { asm volatile("fence.proxy.as
 __device__ __forceinline__ void store_for_wgmma(void* shared, const Bytes16& chunk) { *(Bytes16*)shared = chunk; }
 
 // ---- wgmma ---------------------------------------------------------------------------------------------------------------
-// A matrix in panels, as the instruction wants it described: address, distance between panels, distance between groups
-// of eight rows, and 1 for the permutation within 128 bytes; all in units of 16 bytes.
-__device__ __forceinline__ u64 matrix_at(const void* shared, int panel_bytes) {
+// A matrix in panels, as the instruction wants it described: address, distance between panels (where one instruction
+// reaches beyond a panel, else 1), distance between groups of eight rows, and 1 for the permutation within 128 bytes; all
+// in units of 16 bytes.
+__device__ __forceinline__ u64 matrix_at(const void* shared, int panel_bytes = 16) {
     const u64 address = shared_address(shared) >> 4, panel = panel_bytes >> 4, eight_rows = 1024 >> 4;
     return address | panel << 16 | eight_rows << 32 | (u64)1 << 62;
 }

@@ -197,6 +197,11 @@ static const char* launch(void (*body)(const void*), const unsigned* grid, const
     }
     return message;
 }
+template <class P> inline void call(void (*kernel)(P), const void* params) {
+    std::remove_const_t<P> copy;  // the record need not be aligned as the struct is
+    memcpy(&copy, params, sizeof copy);
+    kernel(copy);
+}
 }  // namespace host
 
 #define threadIdx (host::running->thread)
@@ -206,7 +211,7 @@ static const char* launch(void (*body)(const void*), const unsigned* grid, const
 #define DYNAMIC_SHARED(name) unsigned char* name = host::dynamic_shared()
 #define NPATTN_HOST_EXPORT(name)                                                                                  \
     extern "C" const char* name##__host(const unsigned* g, const unsigned* b, size_t s, const void* p) {           \
-        return host::launch([](const void* q) { name(*(const Params*)q); }, g, b, s, p);                                  \
+        return host::launch([](const void* q) { host::call(name, q); }, g, b, s, p);                                       \
     }
 
 // ---- barriers and warp collectives --------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ not mix with its arrays.
 """
 
 import contextlib
+import struct
 import sys
 import types
 from collections.abc import Iterator
@@ -136,6 +137,16 @@ MODULE.asnumpy = lambda x: np.array(_plain(x))  # type: ignore[attr-defined]
 MODULE.get_array_module = lambda *xs: MODULE if any(isinstance(x, ndarray) for x in xs) else np  # type: ignore[attr-defined]
 
 
+def tensor_map(box: _cuda.Box) -> bytes:
+    """``_cuda.tensor_map`` for hopper_host.h: its BoxMap."""
+    # what cuTensorMapEncodeTiled would refuse
+    assert box.address % 16 == 0
+    assert all(0 < stride < 2**40 and stride % 16 == 0 for stride in box.strides)
+    assert all(0 < size <= 2**32 for size in box.sizes)
+    assert 0 < box.rows <= 256
+    return struct.pack("<Q4Q3QI", box.address, *box.sizes, *box.strides, box.rows).ljust(128, b"\0")
+
+
 @contextlib.contextmanager
 def installed() -> Iterator[Any]:
     """``cupy`` is the stand-in, and ``_cuda`` runs kernels on the CPU model, until the end of the block."""
@@ -143,6 +154,7 @@ def installed() -> Iterator[Any]:
         "why_unavailable": lambda: None,
         "current_device": lambda: 0,
         "architecture": lambda device: "sm_90",
+        "tensor_map": tensor_map,
         "processors": lambda device: 4,
         "shared_limit": lambda device: 227 * 1024,
         "run": host.run,

@@ -1,6 +1,8 @@
 // hopper_host.h: the names of npattn/kernels/hopper.cuh as plain C++, behind cuda_host.h.
 //
-//   mbarrier          counts arrivals and phases; a wait parks until the phase of its parity is over
+//   mbarrier          counts arrivals, bytes and phases; a wait parks until the phase of its parity is over
+//   TMA               a box lands when it is asked for, or when somebody waits and nothing else is missing, by the same
+//                     variable as wgmma's operands; a tensor map is what fake_cupy.tensor_map makes
 //   wgmma             a product needs the 128 threads of its warpgroup, and happens where some thread waits for it. Its
 //                     operands are read either as early as the program allows (all have committed it) or as late (the
 //                     wait), by NPATTN_CUDA_WGMMA = early | late: results must not depend on it
@@ -10,6 +12,7 @@
 //   matrices          only panels of 128 bytes, permuted, as hopper.cuh describes them
 #pragma once
 #include <deque>
+#include <map>
 
 namespace host {
 
@@ -27,6 +30,10 @@ static std::vector<Warpgroup> warpgroups;
 static std::vector<WgmmaThread> wgmma_threads;
 static NamedBarrier named_barriers[16];
 static bool reads_early;
+struct BoxMap { const char* base; uint64_t sizes[4], strides[3]; uint32_t rows; };  // sizes from the last axis on
+struct Box { unsigned char* to; const BoxMap* map; int at[4]; };
+struct Traffic { long bytes = 0; std::vector<Box> boxes; };  // of one barrier: expected less landed, and still on the way
+static std::map<void*, Traffic> traffic;
 
 static const char* hopper_thread_end() {
     WgmmaThread& t = wgmma_threads[running->number];
@@ -37,6 +44,7 @@ static void hopper_block_start() {
     warpgroups.assign((num_threads + 127) / 128, Warpgroup());
     wgmma_threads.assign(num_threads, WgmmaThread());
     for (auto& b : named_barriers) b = NamedBarrier();
+    traffic.clear();
     const char* when = getenv("NPATTN_CUDA_WGMMA");
     reads_early = !(when && !strcmp(when, "late"));
 }
@@ -101,10 +109,24 @@ static void multiply_group(WgmmaGroup& group) {
 }
 
 struct Mbarrier { uint16_t count, left; uint32_t phase; };
+inline void land(const Box& box, Traffic& t) {
+    const BoxMap& m = *box.map;
+    for (uint32_t r = 0; r < m.rows; ++r)
+        for (int c = 0; c < 64; ++c) {
+            uint16_t x = 0;
+            const uint64_t at[4] = {uint64_t(box.at[0] + c), uint64_t(box.at[1] + (int)r), (uint64_t)box.at[2], (uint64_t)box.at[3]};
+            if (at[0] < m.sizes[0] && at[1] < m.sizes[1] && at[2] < m.sizes[2] && at[3] < m.sizes[3])
+                memcpy(&x, m.base + at[0] * 2 + at[1] * m.strides[0] + at[2] * m.strides[1] + at[3] * m.strides[2], 2);
+            size_t place = box.to - dynamic_shared() + r * 128 + c * 2;
+            place ^= (place >> 7 & 7) << 4;
+            memcpy(dynamic_shared() + place, &x, 2), memcpy(async_shared() + place, &x, 2);
+        }
+    t.bytes -= m.rows * 128;
+}
 inline Mbarrier& mbarrier_at(unsigned long long* address, bool is_new) {
     Mbarrier& b = *(Mbarrier*)address;
     if ((uintptr_t)address & 7) fail("mbarrier: not aligned to 8 bytes");
-    if (!is_new && (b.count == 0xffff || b.left == 0 || b.left > b.count)) fail("mbarrier: used before it was set up");
+    if (!is_new && (b.count == 0xffff || b.left > b.count)) fail("mbarrier: used before it was set up");
     return b;
 }
 }  // namespace host
@@ -115,13 +137,35 @@ inline void mbarrier_init(host_u64* barrier, unsigned count) {
     host::mbarrier_at(barrier, true) = {(uint16_t)count, (uint16_t)count, 0};
     host::tracks_proxies = true;
 }
+inline void mbarrier_end_phase(host_u64* barrier) {  // if nothing is missing
+    host::Mbarrier& b = *(host::Mbarrier*)barrier;
+    if (b.left == 0 && host::traffic[barrier].bytes == 0) b.left = b.count, ++b.phase, host::idle_switches = 0;
+}
 inline void mbarrier_arrive(host_u64* barrier) {
-    host::Mbarrier& b = host::mbarrier_at(barrier, false);
-    if (--b.left == 0) b.left = b.count, ++b.phase, host::idle_switches = 0;
+    --host::mbarrier_at(barrier, false).left;
+    mbarrier_end_phase(barrier);
     if (host::starved(host::running->number)) host::park();  // whoever waited goes first
 }
+inline void mbarrier_expect(host_u64* barrier, unsigned bytes) { host::traffic[barrier].bytes += bytes; }
+inline void mbarrier_init_fence() {}
 inline void mbarrier_wait(host_u64* barrier, unsigned parity) {
-    while ((host::mbarrier_at(barrier, false).phase & 1) == parity) host::park();
+    while ((host::mbarrier_at(barrier, false).phase & 1) == parity) {
+        host::Traffic& t = host::traffic[barrier];
+        if (host::mbarrier_at(barrier, false).left == 0 && !t.boxes.empty()) {
+            for (auto& box : t.boxes) host::land(box, t);
+            t.boxes.clear(), mbarrier_end_phase(barrier);
+            continue;
+        }
+        host::park();
+    }
+}
+template <class Map> inline void copy_box(void* shared, const Map& map, host_u64* barrier, int col, int row, int head, int batch) {
+    const host::Box box{(unsigned char*)shared, (const host::BoxMap*)&map, {col, row, head, batch}};
+    if ((box.to - host::dynamic_shared()) % 1024) host::fail("TMA: a panel does not start at a multiple of 1024 bytes");
+    if (box.to - host::dynamic_shared() + box.map->rows * 128 > host::shared_bytes) host::fail("TMA: a box reaches outside shared memory");
+    host::Traffic& t = host::traffic[barrier];
+    if (host::reads_early) host::land(box, t), mbarrier_end_phase(barrier);
+    else t.boxes.push_back(box);
 }
 inline bool named_barrier_comes(int id, int threads) {
     host::NamedBarrier& b = host::named_barriers[id];
@@ -146,7 +190,7 @@ template <class Chunk> inline void store_for_wgmma(void* shared, const Chunk& ch
     host::running->unpublished.push_back((unsigned char*)shared);
 }
 
-inline host_u64 matrix_at(const void* shared, int panel_bytes) {
+inline host_u64 matrix_at(const void* shared, int panel_bytes = 16) {
     const host_u64 offset = (const unsigned char*)shared - host::dynamic_shared();
     return (offset & 0x3ffff) >> 4 | (host_u64)(panel_bytes >> 4) << 16 | (host_u64)64 << 32 | (host_u64)1 << 62;
 }

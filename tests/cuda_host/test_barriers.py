@@ -17,7 +17,7 @@ from npattn.masks import Dense
 from npattn.masks.base import Extent
 from npattn.plans.build import tile_plan
 
-from . import host
+from . import fake_cupy, host
 
 pytestmark = pytest.mark.skipif(host.why_not() is not None, reason=str(host.why_not()))
 
@@ -30,11 +30,13 @@ FILES = {
     "dbias": "tile/backward_bias.cu",
     "backward_atomic": "tile/backward_dq.cuh",
     "forward_wgmma": "tile/forward_wgmma.cu",
+    "forward_async": "tile/copy_async.cuh",
+    "forward_tma": "tile/copy_tma.cuh",
 }
 # Not the named barriers of forward_wgmma.cu: they only say whose turn it is, results do not depend on them.
 BARRIER = re.compile(
     r"__syncthreads\(\);|__syncthreads_or\((\w+)\)|dev::copy_async_wait_all\(\);"
-    r"|dev::mbarrier_(?:wait|arrive)\([^;]*\);|dev::fence_for_wgmma\(\);|dev::wgmma_(?:fence|commit|wait<\d>)\(\);"
+    r"|dev::mbarrier_(?:wait|arrive|expect)\([^;]*\);|dev::fence_for_wgmma\(\);|dev::wgmma_(?:fence|commit|wait<\d>)\(\);"
 )
 
 
@@ -73,7 +75,7 @@ def scenario(head_dim, atomics=False):
     return arrays, launches, plan
 
 
-def wgmma_scenario(head_dim):
+def wgmma_scenario(head_dim, copier="1"):
     """As ``scenario``, for the forward pass of the sm_90a kernel; more steps than it has stages."""
     rng = np.random.default_rng(3)
     len_q, len_k = 100, 1000
@@ -91,7 +93,8 @@ def wgmma_scenario(head_dim):
     rows = q.shape[:3]
     arrays = {"q": q, "k": k, "v": v, "out": np.empty_like(q)}
     arrays |= {"m": np.empty(rows, np.float32), "l": np.empty(rows, np.float32)}
-    return arrays, cuda_launch.forward_launches(problem, plan, arrays, True), plan
+    with fake_cupy.installed():
+        return arrays, cuda_launch.forward_launches(problem, plan, arrays, copier), plan
 
 
 def outcome(launches, arrays, library, entries):
@@ -111,7 +114,7 @@ def outcome(launches, arrays, library, entries):
     return {name: arrays[name].copy() for name in written}
 
 
-DIMS = {"forward_wgmma": (128,), "backward_atomic": (16,)}
+DIMS = dict.fromkeys(("forward_wgmma", "forward_async", "forward_tma"), (128,)) | {"backward_atomic": (16,)}
 WRITES = {
     "attention_forward": ("out",),
     "attention_dsinks": ("dsinks",),
@@ -148,13 +151,18 @@ def barriers(family):
 
 
 def is_quick(family, index):
-    return family == "forward" or (family == "forward_wgmma" and "mbarrier_wait" in barriers(family)[index])
+    return family == "forward" or ("wgmma" in FILES[family] and "mbarrier_wait" in barriers(family)[index])
 
 
 @cache
 def undisturbed(family, head_dim):
     """What is launched, and its right outcome, which no order of execution changes."""
-    make = {"forward_wgmma": wgmma_scenario, "backward_atomic": partial(scenario, atomics=True)}
+    make = {
+        "forward_wgmma": wgmma_scenario,
+        "forward_async": wgmma_scenario,
+        "forward_tma": partial(wgmma_scenario, copier="tma"),
+        "backward_atomic": partial(scenario, atomics=True),
+    }
     arrays, launches, plan = make.get(family, scenario)(head_dim)
     entry_kernels = {launch.entry: launch.kernel for launch in launches if launch.entry in WRITES}
     kernel = next(k for k in entry_kernels.values() if FILES[family] in k.files)

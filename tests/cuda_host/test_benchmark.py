@@ -15,8 +15,8 @@ def test_the_probe_of_each_wrapper_passes_on_the_model(cupy, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import gpu
 
-    found = gpu.probes(cupy, _cuda.run) + gpu.hopper_probes(cupy, _cuda.run)
-    assert len(found) == 12
+    found = gpu.probes(cupy, _cuda.run) + gpu.hopper_probes(cupy, _cuda.run) + gpu.tma_probe(cupy, _cuda.run)
+    assert len(found) == 13
     assert [name for name, error, limit in found if not error <= limit] == []
 
 
@@ -47,4 +47,5 @@ def test_the_whole_program_runs_on_the_model(cupy):
     assert "WRONG" not in done.stdout
     assert "| graph, forward + backward |" in done.stdout
     assert "\nwgmma: right in every check, " in done.stdout
+    assert "\nwgmma with TMA: right in every check, " in done.stdout
     assert "\natomics: right in every check, " in done.stdout

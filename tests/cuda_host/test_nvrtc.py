@@ -95,15 +95,17 @@ def test_every_attention_kernel_compiles_without_spills(arch, family, c_type, he
     check(tile_kernel(family, c_type, head_dim, features), arch)
 
 
+@pytest.mark.parametrize("family", ["forward_wgmma", "forward_tma"])
 @pytest.mark.parametrize(("c_type", "dim", "features"), WGMMA)
-def test_the_kernel_for_sm_90a_compiles_without_spills(c_type, dim, features, tmp_path):
-    kernel = tile.specialise("forward_wgmma", c_type, dim, dim, *features)
+def test_the_kernel_for_sm_90a_compiles_without_spills(family, c_type, dim, features, tmp_path):
+    kernel = tile.specialise(family, c_type, dim, dim, *features)
     cubin = check(kernel, "sm_90" + kernel.variant)
     if shutil.which("nvdisasm") is not None:
         sass = disassembled(cubin, tmp_path)
         assert f"HGMMA.64x{dict(kernel.defines)['STEP']}x16.F32" in sass  # logits
         assert re.search(rf"HGMMA\.64x{dim}x16\.F32.*\.tnspB", sass)  # output
         assert "USETMAXREG" in sass
+        assert ("UTMALDG.4D" if family == "forward_tma" else "LDGSTS") in sass
         assert not re.search(r"\b(LDL|STL)\b", sass)
 
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from npattn._dropout import threshold
 from npattn._typing import Array
-from npattn.kernels._cuda import Kernel, Launch, pointer, struct_dtype
+from npattn.kernels import _cuda
+from npattn.kernels._cuda import Box, Kernel, Launch, pointer, struct_dtype
 from npattn.kernels.contract import Problem
 from npattn.plans.tiles import TilePlan
 
@@ -92,18 +93,21 @@ _FORWARD_WGMMA: Final = {
 _TABLES: Final = {
     "forward": _FORWARD,
     "forward_wgmma": _FORWARD_WGMMA,
+    "forward_tma": _FORWARD_WGMMA,
     "decode": _DECODE,
     "backward_rows": _BACKWARD_ROWS,
     "backward_cols": _BACKWARD_COLS,
     "backward_atomic": _BACKWARD_COLS,
     "dbias": _BACKWARD_ROWS | {(2, 64): Config(4, 1, 32, 1, 64)},
 }
+_WARPGROUPS: Final = (
+    *("device.cuh", "hopper.cuh", "tile/tile.cuh", "tile/softmax.cuh"),
+    "tile/warpgroups.cuh",
+)
 _FILES: Final = {
     "forward": ("device.cuh", "tile/tile.cuh", "tile/softmax.cuh", "tile/forward.cu"),
-    "forward_wgmma": (
-        *("device.cuh", "hopper.cuh", "tile/tile.cuh", "tile/softmax.cuh"),
-        "tile/forward_wgmma.cu",
-    ),
+    "forward_wgmma": (*_WARPGROUPS, "tile/copy_async.cuh", "tile/forward_wgmma.cu"),
+    "forward_tma": (*_WARPGROUPS, "tile/copy_tma.cuh", "tile/forward_wgmma.cu"),
     "decode": ("device.cuh", "tile/tile.cuh", "tile/softmax.cuh", "tile/forward.cu", "tile/merge.cu"),
     "backward_rows": ("device.cuh", "tile/tile.cuh", "tile/pairs.cuh", "tile/backward_rows.cu"),
     "backward_cols": ("device.cuh", "tile/tile.cuh", "tile/pairs.cuh", "tile/backward_cols.cu"),
@@ -114,7 +118,19 @@ _FILES: Final = {
     "dbias": ("device.cuh", "tile/tile.cuh", "tile/pairs.cuh", "tile/backward_bias.cu"),
 }
 
+_ON_HOPPER: Final = ("forward_wgmma", "forward_tma")
+
 PARAMS: Final = struct_dtype("tile/tile.cuh", "Params")
+_MAPS_AT: Final = -(-PARAMS.itemsize // 64) * 64
+#: Arguments of copy_tma.cuh: Params, then three tensor maps.
+MAPPED_PARAMS: Final = np.dtype(
+    {
+        "names": ["p", "maps"],
+        "formats": [PARAMS, ("u1", (3, 128))],
+        "offsets": [0, _MAPS_AT],
+        "itemsize": _MAPS_AT + 3 * 128,
+    }
+)
 MAX_HEAD_DIM: Final = 256
 DELTA_WARPS: Final = 4
 #: Threads of a block of forward_wgmma.cu that copy.
@@ -146,7 +162,7 @@ def config(family: str, c_type: str, head_dim: int, head_dim_v: int) -> Config:
     dims = padded(head_dim), padded(head_dim_v)
     limit = next(size for size in (64, 128, 256) if max(dims) <= size)
     found = _TABLES[family][itemsize, limit]
-    if family == "forward_wgmma":
+    if family in _ON_HOPPER:
         return found
     columns = {"forward": dims[1], "decode": dims[1], "backward_rows": dims[0], "dbias": 16}
     return found._replace(out_cols=min(found.out_cols, columns.get(family, max(dims))))
@@ -165,7 +181,7 @@ def specialise(
 ) -> Kernel:
     """The source files and macros of one kernel."""
     cut = config(family, c_type, head_dim, head_dim_v)
-    wgmma = family == "forward_wgmma"
+    wgmma = family in _ON_HOPPER
     if wgmma and cut.out_cols > 64 and (has_bias or has_dropout):
         cut = cut._replace(step=64)  # 128 weights a row beside what these need: more than 232 registers
     defines = {
@@ -208,8 +224,8 @@ def shared_bytes(family: str, kernel: Kernel, itemsize: int) -> int:
     d = dict(kernel.defines)
     dim, dim_v, out_cols, step = (int(d[n]) for n in ("HEAD_DIM", "HEAD_DIM_V", "OUT_COLS", "STEP"))
     block, stages = 16 * int(d["WARPS"]) * int(d["FRAGS"]), int(d["STAGES"])
-    if family == "forward_wgmma":
-        return block * dim * 2 + stages * (step * (dim + dim_v) * 2 + 3 * 8 + 4)
+    if family in _ON_HOPPER:
+        return block * dim * 2 + stages * (step * (dim + dim_v) * 2 + 3 * 8 + 4) + 8
     if family in ("forward", "decode"):
         stage = _tile_bytes(step, dim, itemsize) + _tile_bytes(step, out_cols, itemsize)
         return _tile_bytes(block, dim, itemsize) + stages * stage
@@ -294,13 +310,42 @@ def _aligned(*arrays: Any) -> bool:
     return True
 
 
+def tma_boxes(problem: Problem, arrays: dict[str, Any], step: int) -> list[Box] | None:
+    """What TMA should know of q, k and v; None where it cannot describe them."""
+    boxes = []
+    for name, rows in (("q", 128), ("k", step), ("v", step)):
+        x = arrays[name]
+        address, sizes = pointer(x), x.shape[::-1]
+        strides, whole = [], -(-x.shape[-1] * x.itemsize // 16) * 16
+        for size, stride in zip(x.shape[-2::-1], x.strides[-2::-1], strict=True):
+            strides.append(stride if size > 1 else whole)  # that of an axis of one is never used
+            whole = max(whole, strides[-1] * size)
+        if address % 16 or min(sizes) == 0 or any(s % 16 or not 0 < s < 2**40 for s in strides):
+            return None
+        boxes.append(Box(address, problem.dtype.name == "bfloat16", tuple(sizes), tuple(strides), rows))
+    return boxes
+
+
 def forward_launches(
-    problem: Problem, plan: TilePlan, arrays: dict[str, Any], wgmma: bool = False
+    problem: Problem, plan: TilePlan, arrays: dict[str, Any], wgmma: str = ""
 ) -> list[Launch]:
-    """One launch that writes out, m and l; ``wgmma``: forward_wgmma.cu, where the plan's tiles allow it."""
+    """One launch that writes out, m and l.
+
+    ``wgmma``: "1" by forward_wgmma.cu, "tma" with its other copier, where the arrays and the plan allow it.
+    """
     if wgmma and plan.tile_q % 128 == plan.tile_k % 128 == 0:
         kernel, cut = kernel_of("forward_wgmma", problem)
         params = params_of(problem, plan, arrays)
+        boxes = None
+        if wgmma == "tma":
+            boxes = tma_boxes(problem, arrays, int(dict(kernel.defines)["STEP"]))
+        if boxes is not None:
+            kernel, _ = kernel_of("forward_tma", problem)
+            mapped = np.zeros(1, MAPPED_PARAMS)
+            mapped["p"] = params
+            for n, box in enumerate(boxes):
+                mapped["maps"][0, n] = np.frombuffer(_cuda.tensor_map(box), np.uint8)
+            params = mapped
         grid = problem.batch * problem.heads_q * -(-problem.len_q // cut.block)
         size = shared_bytes("forward_wgmma", kernel, problem.dtype.itemsize)
         return [Launch(kernel, "attention_forward_wgmma", grid, 32 * cut.warps + COPIERS, size, params)]

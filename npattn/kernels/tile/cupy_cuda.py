@@ -3,8 +3,8 @@
 ``cuda_launch`` says what to launch; here arrays and plans are put on the device and the launches on the
 current stream of the arrays' device. Nothing is copied back and nothing waits for the GPU.
 
-forward.cu (and merge.cu where few queries meet many keys; forward_wgmma.cu on an sm_90 where NPATTN_WGMMA=1),
-backward_rows.cu (dq), backward_cols.cu (dk, dv), backward_bias.cu.
+forward.cu (and merge.cu where few queries meet many keys; forward_wgmma.cu on an sm_90 where
+NPATTN_WGMMA asks for it), backward_rows.cu (dq), backward_cols.cu (dk, dv), backward_bias.cu.
 Every result is the same bit for bit each time, but dq where NPATTN_CUDA_ATOMICS=1 asks for fewer products.
 """
 
@@ -48,16 +48,15 @@ def supports(problem: Problem) -> str | None:
 
 def tile_shape(problem: Problem) -> tuple[int, int]:
     """(128, 64) for 16-bit numbers up to head_dim 128, (128, 128) with wgmma, else (64, 64)."""
-    return cuda_launch.tile_shape(problem, _uses_wgmma(problem))
+    return cuda_launch.tile_shape(problem, _wgmma(problem) != "")
 
 
-def _uses_wgmma(problem: Problem) -> bool:
-    """Whether the caller asked for the sm_90a kernel (NPATTN_WGMMA=1) and it can run."""
-    return (
-        _cuda.opted_in("NPATTN_WGMMA")
-        and cuda_launch.fits_wgmma(problem)
-        and _cuda.architecture(_cuda.current_device()) == "sm_90"
-    )
+def _wgmma(problem: Problem) -> str:
+    """Which of the sm_90a kernels the caller asked for (NPATTN_WGMMA=1 or tma), if it can run; else ""."""
+    wanted = _cuda.opted_in("NPATTN_WGMMA", "tma")
+    if not (wanted and cuda_launch.fits_wgmma(problem)):
+        return ""
+    return wanted if _cuda.architecture(_cuda.current_device()) == "sm_90" else ""
 
 
 def forward(
@@ -161,7 +160,7 @@ def _forward(
                 pages = (k.shape[2], page_table.shape[1])
             launches = cuda_launch.decode_launches(problem, plan, arrays, splits, pages)
         else:
-            launches = cuda_launch.forward_launches(problem, plan, arrays, _uses_wgmma(problem))
+            launches = cuda_launch.forward_launches(problem, plan, arrays, _wgmma(problem))
         _cuda.run(launches)
     return Forward(arrays["out"], arrays["m"], arrays["l"], arrays["rest"])
 
