@@ -8,10 +8,9 @@ Loop order: a work unit is one split of the keys of one (batch element, key head
     acc += P V
 
 Both products go by runs of evenly spaced rows, so that keys and values are read where they are, a page table
-or not. Rows stored in 16 bits, and rows that are no whole vectors, are widened into scratch step by step; keys
-of 16 bits, under a few query rows, in the products themselves.
-Units write only rows of their own (of their own split: `merge_units` joins these), so nothing depends on the
-thread count.
+or not. Rows stored in 16 bits, and rows that are no whole vectors, are widened into scratch step by step;
+keys of 16 bits, under a few query rows, in the products themselves. Units write only rows of their own (of
+their own split: `merge_units` joins these), so nothing depends on the thread count.
 
 Versions (Zen 4, one core, float32; GB/s of keys and values from memory, and where they fit, from cache):
 
