@@ -102,6 +102,20 @@ def test_draws_follow_the_filtered_distribution(options, expected):
     np.testing.assert_allclose(frequencies(**options), expected, atol=0.03)
 
 
+@pytest.mark.parametrize("top_p", [1e-9, 0.1, 0.5, 0.9, 0.999, 1 - 1e-12])
+@pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 5.0, 40.0])
+def test_top_p_keeps_what_a_sort_of_the_whole_vocabulary_keeps(spread, top_p):
+    rng = np.random.default_rng(3)
+    for top_k in (None, 30):
+        logits = np.round(rng.standard_normal(1000) * spread, 2)  # with ties
+        probs = probabilities(logits, top_k=top_k)
+        order = np.argsort(-probs, kind="stable")
+        before = np.cumsum(probs[order]) - probs[order]
+        expected = np.where(np.isin(np.arange(1000), order[before < top_p]), probs, 0)
+        found = probabilities(logits, top_k=top_k, top_p=top_p)
+        np.testing.assert_allclose(found, expected / expected.sum(), rtol=1e-12)
+
+
 def test_ties_at_the_edge_of_top_k_stay():
     assert (probabilities(np.array([1.0, 1.0, 1.0, 0.0]), top_k=2) > 0).tolist() == [True, True, True, False]
 
