@@ -2,7 +2,7 @@
 
 The pool is one array (heads_kv, num_pages * page_size, head_dim): row ``page * page_size + r`` is row r of a
 page. A sequence is a list of pages and a length. The kernel for few queries reads the lists, one launch for
-all sequences. Elsewhere (many queries, a GPU, without Numba) pages of a list that are neighbours in the pool
+all sequences. Elsewhere (many queries, without Numba) pages of a list that are neighbours in the pool
 too form a *run*, which is a plain slice of the pool: attention walks the runs and joins the results with
 `merge_attention`, exactly. No page is ever copied to be read. The allocator gives each sequence the page
 behind its last one when it is free, and starts new runs in the middle of the widest gap, so that sequences

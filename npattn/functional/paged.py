@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from npattn._arrays import is_cupy
+from npattn._arrays import array_module, is_cupy
 from npattn._typing import Array
 from npattn.functional._canonical import canonical, may_store
 from npattn.functional.attention import _Call, _results
@@ -53,25 +53,27 @@ def paged_attention(
     Nothing is gathered: each page is read where it lies, by one launch for all sequences.
     """
     batch, heads_kv = query.shape[0], key_pages.shape[1]
+    xp = array_module(query, key_pages, value_pages)
 
     def stand_in(pages: Array) -> Array:
         """An array of the shape the keys would have, for the checks; nobody reads it."""
         dim, item = pages.shape[3], pages.dtype.itemsize
         shape = (batch, heads_kv, len_k, dim)
-        return np.ndarray(shape, pages.dtype, bytes(dim * item), 0, (0, 0, 0, item))
+        if xp is np:
+            return np.ndarray(shape, pages.dtype, bytes(dim * item), 0, (0, 0, 0, item))
+        return xp.broadcast_to(xp.empty((1, 1, 1, dim), pages.dtype), shape)  # type: ignore[no-any-return]
 
-    if is_cupy(query) or is_cupy(key_pages):
-        return None
     keys, values = stand_in(key_pages), stand_in(value_pages)
     inputs = canonical(query, keys, values, mask, bias, scale, softcap, sinks, keeps_storage=True)
     problem = inputs.problem
-    implementation = select(TILE, problem, False, backend)
+    implementation = select(TILE, problem, is_cupy(query), backend)
     reads_pages = getattr(implementation, "reads_pages", None)
     if reads_pages is None or inputs.layout.is_empty or not may_store(key_pages.dtype, problem.dtype):
         return None
     plan = tile_plan(inputs.mask, inputs.layout.extent, *implementation.tile_shape(problem))
-    if not reads_pages(problem, plan):
+    if not reads_pages(problem, plan, key_pages.dtype):
         return None
+    page_table = xp.asarray(page_table)
     result = implementation.paged_forward(
         problem, plan, inputs.q, key_pages, value_pages, page_table, inputs.bias, inputs.sinks
     )

@@ -53,3 +53,28 @@ def test_caches_keep_gpu_arrays_on_the_gpu(cupy, kind):
     np.testing.assert_allclose(found[1].get(), found[0], atol=2e-5)
     with pytest.raises(TypeError, match="same device"):
         cache.append(key[:, :, :1], value[:, :, :1])
+
+
+def test_decoding_from_pages_is_one_launch_on_the_gpu_too(cupy, monkeypatch):
+    """Sequences of unequal length in one pool, whose pages alternate; attention is not called a run."""
+    rng = np.random.default_rng(1)
+    lengths, pools = (70, 9), []
+    rows = [rng.standard_normal((2, 2, n, 16)).astype(np.float32) for n in lengths]
+    query = rng.standard_normal((2, 4, 1, 16)).astype(np.float32)
+    for xp in (np, cupy):
+        pool = PagedKVCache(40, 4, heads_kv=2, head_dim=16)
+        sequences = [pool.allocate(), pool.allocate()]
+        for start in range(0, 70, 3):
+            for sequence, (key, value) in zip(sequences, rows, strict=True):
+                part = slice(start, start + 3)
+                pool.append(sequence, xp.asarray(key[:, part]), xp.asarray(value[:, part]))
+        pools.append((pool, sequences))
+    expected = pools[0][0].attention(query, pools[0][1])
+
+    def refused(*arguments, **options):
+        raise AssertionError("attention was called")
+
+    monkeypatch.setattr("npattn.cache.paged.attention", refused)
+    found = pools[1][0].attention(cupy.asarray(query), pools[1][1])
+    assert isinstance(found, ndarray)
+    np.testing.assert_allclose(found.get(), expected, atol=2e-5)

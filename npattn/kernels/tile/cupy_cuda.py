@@ -72,6 +72,12 @@ def forward(
     return _forward(problem, plan, q, k, v, bias, sinks, None)
 
 
+def reads_pages(problem: Problem, plan: TilePlan, storage: Any) -> bool:
+    """Whether ``paged_forward`` computes this call with pages of dtype ``storage``."""
+    wide = problem._replace(len_k=max(problem.len_k, 64))  # where pages are read, short sequences are too
+    return storage == problem.dtype and cuda_launch.wants_decode(wide, plan)
+
+
 def paged_forward(
     problem: Problem,
     plan: TilePlan,
@@ -108,7 +114,7 @@ def paged_forward(
         When there are too many queries, or page_table is not int32 or too short.
     """
     page_size, pages = key_pages.shape[2], page_table.shape[1]
-    if not cuda_launch.wants_decode(problem._replace(len_k=max(problem.len_k, 64)), plan):
+    if not reads_pages(problem, plan, key_pages.dtype):
         raise ValueError(
             f"paged attention takes up to {cuda_launch.MAX_DECODE_ROWS} queries times heads of a group and "
             f"one mask for all heads; got len_q={problem.len_q}, heads_q={problem.heads_q}, "
@@ -254,4 +260,4 @@ def _on_device(plan: TilePlan, like: Array) -> TilePlan:
     return moved
 
 
-__all__ = ["backward", "forward", "paged_forward", "supports", "tile_shape"]
+__all__ = ["backward", "forward", "paged_forward", "reads_pages", "supports", "tile_shape"]

@@ -27,8 +27,10 @@ _SERIAL: Final = 1 << 18
 _ITEM: Final = 1 << 17  # bytes an item should read at least
 
 
-def reads_pages(problem: Problem, plan: TilePlan) -> bool:
-    """Whether ``paged_forward`` computes this call."""
+def reads_pages(problem: Problem, plan: TilePlan, storage: Any) -> bool:
+    """Whether ``paged_forward`` computes this call with pages of dtype ``storage``."""
+    if storage != problem.dtype and storage == np.float16 and not _host.HAS_HALF:
+        return False
     return takes(problem, plan, _launch.TILE_Q) and not plan.bits.size
 
 
@@ -96,7 +98,7 @@ def paged_forward(
         When there are too many queries, or page_table is not int32 or too short.
     """
     page_size, pages = key_pages.shape[2], page_table.shape[1]
-    if not reads_pages(problem, plan):
+    if not reads_pages(problem, plan, key_pages.dtype):
         raise ValueError(
             f"paged attention takes up to {_launch.TILE_Q} queries times heads of a group and one mask of "
             f"intervals for all heads; got len_q={problem.len_q}, heads_q={problem.heads_q}, "
