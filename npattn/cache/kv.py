@@ -107,7 +107,7 @@ class KVCache:
     def check_room(self, new: int, lengths: Any = None) -> None:
         """Raise CacheFullError when ``append`` of ``new`` tokens would."""
         added = new if lengths is None else counts("lengths", lengths, self.batch, new)
-        self._check_longest(int((self._lengths + added).max(initial=0)))
+        self._check_longest(_largest(self._lengths + added))
 
     def _check_longest(self, longest: int) -> None:
         if longest > self.capacity:
@@ -137,11 +137,12 @@ class KVCache:
         new = new_rows(key, value, (*lead, self.head_dim), (*lead, self.head_dim_v))
         added = new if lengths is None else counts("lengths", lengths, self.batch, new)
         after = self._lengths + added
-        self._check_longest(int(after.max(initial=0)))
-        self._reserve(int(after.max(initial=0)), array_module(key, value))
+        longest = _largest(after)
+        self._check_longest(longest)
+        self._reserve(longest, array_module(key, value))
         # rows beyond the lengths are invisible, so an interruption up to the last line changes nothing
         if lengths is None and self._is_even():
-            rows = slice(int(self._lengths[0]), int(after[0]))
+            rows = slice(longest - new, longest)
             self._key[:, :, rows] = key
             self._value[:, :, rows] = value
         else:
@@ -201,13 +202,14 @@ class KVCache:
         return self.batch == 1 or (self.batch > 0 and bool((self._lengths == self._lengths[0]).all()))
 
     def _longest(self) -> int:
-        return int(self._lengths.max(initial=0))
+        return _largest(self._lengths)
 
     def _reserve(self, rows: int, xp: Any) -> None:
         """Room for ``rows`` tokens, on the device of the arrays that come."""
-        kept, allocated = self._longest(), self._key.shape[2]
+        allocated = self._key.shape[2]
         if rows <= allocated and (array_module(self._key) is xp or not rows):
             return
+        kept = self._longest()
         array_module(*((self._key,) if kept else ()), xp.empty(0))  # refuses to mix devices
         wanted = allocated if rows <= allocated else min(self.capacity, max(2 * allocated, rows))
         grown = []
@@ -217,6 +219,11 @@ class KVCache:
                 array[:, :, :kept] = old[:, :, :kept]
             grown.append(array)
         self._key, self._value = grown
+
+
+def _largest(lengths: Array) -> int:
+    """The largest of ``lengths``, 0 of none."""
+    return int(lengths[0]) if len(lengths) == 1 else int(lengths.max(initial=0))
 
 
 def causal_mask(lengths: Array, rows: Array, len_q: int, window: int | None) -> Mask | None:
