@@ -23,11 +23,13 @@ from npattn.functional._canonical import (
     stacked,
     visible_pairs,
 )
+from npattn.functional._reordered import Reordered
 from npattn.kernels.contract import AttentionGrads, Forward
 from npattn.kernels.select import TILE, load, select
 from npattn.masks.base import Mask
 from npattn.masks.interval import Causal
 from npattn.plans.build import tile_plan
+from npattn.plans.order import order_of
 
 AttentionPullback: TypeAlias = Callable[..., AttentionGrads]
 
@@ -425,10 +427,14 @@ def _prepare(
     if inputs.layout.is_empty:  # an empty axis: nothing to tile
         implementation, _ = load(TILE["oracle"])
     tile = implementation.tile_shape(problem)
+    extent, mask = inputs.layout.extent, inputs.mask
     if tile is None:
-        plan = array_module(inputs.q).asarray(visible_pairs(inputs.mask, inputs.layout.extent))
+        plan = array_module(inputs.q).asarray(visible_pairs(mask, extent))
     else:
-        plan = tile_plan(inputs.mask, inputs.layout.extent, *tile)
+        order = None if problem.dropout_p else order_of(mask, extent)  # dropout counts by place
+        if order is not None:
+            implementation, mask = Reordered(implementation, order), order.mask
+        plan = tile_plan(mask, extent, *tile)
     return _Call(inputs, implementation, plan, drops_all)
 
 
