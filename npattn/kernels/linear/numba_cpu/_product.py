@@ -34,7 +34,17 @@ from npattn.kernels._simd import _host
 from npattn.kernels._simd.activation import GELU, GELU_TANH, SILU, activated, slope
 from npattn.kernels._simd.matmul import matmul
 from npattn.kernels._simd.transpose import square
-from npattn.kernels._simd.vectors import add, lesser, load, load_int64, load_scalar, mul, store, store_scalar
+from npattn.kernels._simd.vectors import (
+    add,
+    lesser,
+    load,
+    load_int64,
+    load_scalar,
+    mul,
+    prefetch,
+    store,
+    store_scalar,
+)
 
 KINDS: Final = {None: 0, "gelu": GELU, "gelu_tanh": GELU_TANH, "silu": SILU}
 
@@ -51,6 +61,9 @@ COLUMNS: Final = 64
 DEPTH: Final = 512
 #: Rows of a unit: half of what there are, within these limits. Fewer rows pack B more often.
 FEWEST_ROWS, MOST_ROWS = 66, 384
+
+#: Rows that are finished together: of these all a row tile has just written is still in the cache.
+CHUNK: Final = 48
 
 #: Scratch of a unit: a packed panel, then a strip of C.
 PACKED: Final = 4 * WIDTH * DEPTH
@@ -143,9 +156,23 @@ def _multiply_by_slope(c, x, acted, row_bytes, rows, columns, is_silu, approxima
 
 
 @part()
-def _finish(p, c, c_row, offset, j, rows, columns):
+def _fetch(p, which, offset, rows):
+    """Bring near what the next rows of C will meet, if anything."""
+    at = load_int64(p + which)
+    if at:
+        row_bytes = 4 * load_int64(p + N)
+        for r in range(rows):
+            for line in range(0, 4 * WIDTH, 64):
+                prefetch(at + offset + r * row_bytes + line)
+
+
+@part()
+def _finish(p, strip, offset, j, rows, columns):
     """What follows the product; ``offset``: of this part in C and in every array of its shape."""
+    c, c_row = load_int64(p + C) + offset, 4 * load_int64(p + N)
     bias, added, kind = load_int64(p + BIAS), load_int64(p + ADDED), load_int64(p + KIND)
+    if columns % LANES:
+        _copy_strip(strip, c, c_row, rows, columns)
     if bias:
         _add_bias(c, c_row, rows, columns, bias + 4 * j)
     if added:
@@ -172,13 +199,13 @@ def _panel(p, i, j, rows, columns, scratch):
     """C[i : i + rows, j : j + columns] of the product described at p, columns <= WIDTH."""
     c_row = 4 * load_int64(p + N)
     offset = i * c_row + 4 * j
-    c = load_int64(p + C) + offset
-    target, target_row = c, c_row
+    c, strip = load_int64(p + C) + offset, scratch + PACKED
     if columns % LANES:
-        target, target_row = scratch + PACKED, 4 * WIDTH
+        c, c_row = strip, 4 * WIDTH
     vectors = (columns + LANES - 1) // LANES
     terms = load_int64(p + TERMS)
-    for t in range(terms, terms + TERM * load_int64(p + COUNT), TERM):
+    last = terms + TERM * (load_int64(p + COUNT) - 1)
+    for t in range(terms, last + 1, TERM):
         a_row, a_col = load_int64(t + A_ROW), load_int64(t + A_COL)
         b_row, b_col = load_int64(t + B_ROW), load_int64(t + B_COL)
         a, b = load_int64(t + A) + i * a_row, load_int64(t + B) + j * b_col
@@ -189,12 +216,18 @@ def _panel(p, i, j, rows, columns, scratch):
                 _pack_rows(b + k * b_row, b_row, columns, count, scratch)
             else:
                 _pack_columns(b + k * b_row, b_col, columns, count, scratch)
-            at = a + k * a_col
-            more = k + t > terms
-            matmul(at, a_row, a_col, scratch, 4 * WIDTH, target, target_row, rows, vectors, count, more, ONE)
-    if columns % LANES:
-        _copy_strip(target, c, c_row, rows, columns)
-    _finish(p, c, c_row, offset, j, rows, columns)
+            more, complete = k + t > terms, t == last and k + DEPTH >= depth
+            step = CHUNK if complete else rows
+            for r in range(0, rows, step):
+                now = lesser(step, rows - r)
+                here = offset + r * 4 * load_int64(p + N)
+                if complete:
+                    _fetch(p, ADDED, here, now)
+                    _fetch(p, SLOPE_AT, here, now)
+                at, to = a + k * a_col + r * a_row, c + r * c_row
+                matmul(at, a_row, a_col, scratch, 4 * WIDTH, to, c_row, now, vectors, count, more, ONE)
+                if complete:
+                    _finish(p, strip + r * c_row, here, j, now, columns)
 
 
 @part()
