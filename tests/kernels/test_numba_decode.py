@@ -67,7 +67,7 @@ def test_groups_of_any_size_agree_with_the_oracle(group, dim):
 
 def test_long_keys_are_cut_into_splits_and_joined_exactly():
     rng = np.random.default_rng(2)
-    q, k, v = rows(rng, 1, 2, 2, 16), rows(rng, 1, 1, 5000, 16), rows(rng, 1, 1, 5000, 19)
+    q, k, v = rows(rng, 1, 2, 1, 16), rows(rng, 1, 1, 5000, 16), rows(rng, 1, 1, 5000, 19)
     k[:, :, 4000] = np.nan  # behind the mask
     v[:, :, 4000:] = np.inf
     mask = Padding([3990])

@@ -19,8 +19,8 @@ from npattn.kernels.tile.numba_cpu._params import at, broadcast_at, describe, st
 from npattn.plans.tiles import TilePlan
 
 #: One query has its keys from memory, where reading them as they lie is 1.25 (8 rows to a key head) to 1.8
-#: times (2 rows) as fast. With more rows, or several queries, whose keys tend to be in a cache, keys that need
-#: no widening are better transposed for all of them (1.2 times at 8 rows).
+#: times (2 rows) as fast. With more rows, or several queries, whose keys tend to be in a cache, keys that
+#: need no widening are better transposed for all of them (1.2 times at 8 rows).
 MOST_ROWS: Final = 8
 #: Keys of 16 bits are widened for each of so many rows; for more, once and into scratch.
 MOST_WIDENINGS: Final = 4
