@@ -19,7 +19,9 @@ from npattn.functional._canonical import (
     canonical,
     doubled,
     halvings,
+    layout_of,
     like_argument,
+    pairwise,
     stacked,
     visible_pairs,
 )
@@ -373,6 +375,7 @@ def scaled_dot_product_attention(
         )
     if attn_mask is not None:
         attn_mask = as_array(attn_mask)
+        pairwise(attn_mask, layout_of(query.shape, key.shape, value.shape), "attn_mask")
         if attn_mask.dtype.kind in "fV":
             bias = attn_mask
         else:

@@ -242,6 +242,7 @@ class MultiHeadAttention(Layer):
 
     def _project(self, x: Array, context: Array | None, positions: Any) -> tuple[Array, Array, Array]:
         """Query, key and value, each (..., heads, length, head_dim)."""
+        _check_rows(x, context)
         if context is None:
             q, k, v = together((self.query, self.key, self.value), x)
         else:
@@ -257,6 +258,7 @@ class MultiHeadAttention(Layer):
         self, x: Array, context: Array | None, positions: Any
     ) -> tuple[tuple[Array, Array, Array], Pullback]:
         """``_project`` and its pullback (dq, dk, dv) -> (dx or (dx, dcontext), their grads, the norms')."""
+        _check_rows(x, context)
         if context is None:
             (q, k, v), back_all = together_vjp((self.query, self.key, self.value), x)
         else:
@@ -449,6 +451,7 @@ class LinearMultiHeadAttention(Layer):
         """(..., len_q, embed_dim) of x (..., len_q, embed_dim) and context (..., len_k, embed_dim) or x."""
         from npattn.functional.linear_attention import linear_attention
 
+        _check_rows(x, context)
         source = x if context is None else context
         q, (k, v) = self.query(x), together((self.key, self.value), source)
         q, k, v = (split_heads(h, self.num_heads) for h in (q, k, v))
@@ -458,6 +461,7 @@ class LinearMultiHeadAttention(Layer):
         """Output and pullback dy -> (dx, grads), or ((dx, dcontext), grads) when context was given."""
         from npattn.functional.linear_attention import linear_attention_vjp
 
+        _check_rows(x, context)
         source = x if context is None else context
         q, back_query = self.query.vjp(x)
         (k, v), back_both = together_vjp((self.key, self.value), source)
@@ -480,6 +484,15 @@ class LinearMultiHeadAttention(Layer):
 
     def _options(self) -> dict[str, Any]:
         return {"feature_map": self.feature_map, "causal": self.causal, "eps": self.eps}
+
+
+def _check_rows(x: Array, context: Array | None) -> None:
+    for name, array in (("x", x), ("context", context)):
+        if array is not None and array.ndim < 2:
+            raise ValueError(
+                f"{name} must have shape (..., length, embed_dim), got {array.shape}: a single token is "
+                f"{name}[None, :]"
+            )
 
 
 def checked_window(window: Any) -> Any:

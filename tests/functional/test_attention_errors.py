@@ -155,6 +155,12 @@ def test_scaled_dot_product_attention_names_where_a_mask_object_goes():
         npattn.scaled_dot_product_attention(Q, Q, Q, masks.Causal())
 
 
+@pytest.mark.parametrize("kind", [bool, np.float32])
+def test_scaled_dot_product_attention_calls_its_mask_by_its_name(kind):
+    with pytest.raises(ValueError, match=r"attn_mask must broadcast.*\(3, 3\)"):
+        npattn.scaled_dot_product_attention(Q, Q, Q, np.ones((3, 3), kind))
+
+
 def test_options_are_keyword_only():
     with pytest.raises(TypeError, match="positional"):
         npattn.attention(Q, K, V, np.ones((7, 9), bool))
