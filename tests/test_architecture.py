@@ -36,6 +36,7 @@ MAY_IMPORT = {
             "kernels.contract",
             "kernels.edge.contract",
             "kernels.linear",
+            "kernels.linear_attention",
             "kernels.pointwise",
             "kernels.stats",
         ),

@@ -4,12 +4,8 @@ With features φ of query and key::
 
     out_i = φ(q_i) · (Σ_j φ(k_j) v_jᵀ) / (φ(q_i) · Σ_j φ(k_j) + eps)
 
-where j runs over all keys, or with ``causal`` over j <= i. One ones-column behind the values makes numerator
-and denominator a single product, and everything here, forward and backward, is one operation::
-
-    below(a, b, c) = (a @ b.T, kept where j <= i) @ c
-
-computed by chunks: inside a chunk as written, between chunks through the running sum of b_jᵀ c_j.
+where j runs over all keys, or with ``causal`` over j <= i. How it is computed, forward and backward, is said
+in ``npattn.kernels.linear_attention.contract``.
 """
 
 import math
@@ -17,14 +13,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from npattn import _check
-from npattn._arrays import accumulation_dtype, array_module
+from npattn._arrays import accumulation_dtype, contiguous_last_axis
 from npattn._typing import Array
 from npattn.functional._canonical import Inputs, as_array, canonical, like_argument
+from npattn.kernels.linear_attention import State, implementation
 
 #: A name, or (function, vjp) with ``vjp(x) -> (y, pullback)``.
 FeatureMap: TypeAlias = "str | tuple[Callable[[Array], Array], Callable[[Array], tuple[Array, Any]]]"
 
-_CHUNK = 128  # queries whose products with each other are formed as they stand
+_NAMES = ("elu1", "relu", "identity")
 
 
 class LinearAttentionGrads(NamedTuple):
@@ -109,10 +106,14 @@ def linear_attention(
     >>> linear_attention(q, k, v, feature_map="identity", causal=True, eps=0.0).ravel().tolist()
     [0.0, 6.0]
     """
-    inputs, phi = _prepare(query, key, value, feature_map, causal, eps)
-    phi_q, phi_k, values = _features(inputs, phi[0])
-    numerator, denominator = _split(_below(phi_q, phi_k, values, causal))
-    return _shaped(inputs, _divide(numerator, denominator, eps))
+    inputs, own, eps = _prepare(query, key, value, feature_map, causal, eps)
+    q, k, v = _accumulated(inputs)
+    name = "identity"
+    if own is None:
+        name = str(feature_map)
+    else:
+        q, k = _checked(inputs, own[0](q), own[0](k))
+    return _shaped(inputs, implementation(q, k, v).forward(q, k, v, name, causal, eps).out)
 
 
 def linear_attention_vjp(
@@ -154,37 +155,33 @@ def linear_attention_vjp(
     >>> pullback(np.array([[[1.0], [0.0]]])).value.ravel().tolist()
     [0.25, 0.75]
     """
-    inputs, phi = _prepare(query, key, value, feature_map, causal, eps)
-    acc = accumulation_dtype(inputs.problem.dtype)
-    y_q, pullback_q = phi[1](inputs.q.astype(acc, copy=False))
-    y_k, pullback_k = phi[1](inputs.k.astype(acc, copy=False))
-    phi_q, phi_k, values = _grouped(inputs, y_q, y_k)
-    numerator, denominator = _split(_below(phi_q, phi_k, values, causal))
-    divided = _divide(numerator, denominator, eps)
-    out = _shaped(inputs, divided)
+    inputs, own, eps = _prepare(query, key, value, feature_map, causal, eps)
+    q, k, v = _accumulated(inputs)
+    name = "identity"
+    if own is None:
+        name = str(feature_map)
+        kernel = implementation(q, k, v)
+        phi_q, phi_k = kernel.features(q, name), kernel.features(k, name)
+    else:
+        y_q, pullback_q = own[1](q)
+        y_k, pullback_k = own[1](k)
+        phi_q, phi_k = _checked(inputs, y_q, y_k)
+        kernel = implementation(phi_q, phi_k, v)
+    forward = kernel.forward(phi_q, phi_k, v, "identity", causal, eps)
+    out = _shaped(inputs, forward.out)
 
     def pullback(dout: Array) -> LinearAttentionGrads:
         dout = as_array(dout)
         _check.float_dtype("dout", dout.dtype)
         if dout.shape != out.shape:
             raise ValueError(f"dout must have the shape of out, {out.shape}, got {dout.shape}")
-        xp = array_module(out)
-        dout = dout.reshape(divided.shape).astype(acc, copy=False)
-        # out = numerator / (denominator + eps)
-        total = denominator + eps
-        inverse = xp.where(total == 0, 0, 1 / xp.where(total == 0, 1, total))
-        dboth = xp.concatenate([dout * inverse, -(dout * divided).sum(-1, keepdims=True) * inverse], axis=-1)
-        # both = below(phi_q, phi_k, values)
-        dphi_q = _below(dboth, values, phi_k, causal)
-        dphi_k = _sum_group(_above(values, dboth, phi_q, causal))
-        dvalues = _sum_group(_above(phi_k, phi_q, dboth, causal))
-        dq = pullback_q(dphi_q.reshape(y_q.shape))
-        dk = pullback_k(dphi_k.reshape(y_k.shape))
+        dout = contiguous_last_axis(dout.reshape(forward.out.shape).astype(v.dtype, copy=False))
+        dq, dk, dv = kernel.backward(phi_q, phi_k, v, *forward[:2], dout, name, causal)
+        if own is not None:
+            dq, dk = pullback_q(dq), pullback_k(dk)
         lead = inputs.layout.lead
         return LinearAttentionGrads(
-            like_argument(dq, query, lead),
-            like_argument(dk, key, lead),
-            like_argument(dvalues[..., :-1], value, lead),
+            like_argument(dq, query, lead), like_argument(dk, key, lead), like_argument(dv, value, lead)
         )
 
     return out, pullback
@@ -235,86 +232,23 @@ def linear_attention_step(
     >>> bool(np.allclose(np.concatenate(outs, axis=1), linear_attention(q, k, v, causal=True)))
     True
     """
-    inputs, phi = _prepare(query, key, value, feature_map, True, eps)
-    phi_q, phi_k, values = _features(inputs, phi[0])
-    both = _below(phi_q, phi_k, values, True)
-    added = _sum_group(_t(phi_k) @ values)  # (batch, heads_kv, features, head_dim_v + 1)
+    inputs, own, eps = _prepare(query, key, value, feature_map, True, eps)
+    q, k, v = _accumulated(inputs)
+    name = "identity"
+    if own is None:
+        name = str(feature_map)
+    else:
+        q, k = _checked(inputs, own[0](q), own[0](k))
     if state is not None:
-        expected = added[..., :-1].shape
+        expected = (*k.shape[:2], k.shape[3], v.shape[3])
         if state.kv.shape != expected or state.z.shape != expected[:-1]:
             raise ValueError(
                 f"the state must be one of the same heads and sizes: its kv has shape {state.kv.shape}, "
                 f"this call needs {expected}"
             )
-        before = array_module(added).concatenate([state.kv, state.z[..., None]], axis=-1)
-        both = both + phi_q @ before[:, :, None]
-        added = added + before
-    numerator, denominator = _split(both)
-    out = _shaped(inputs, _divide(numerator, denominator, eps))
-    return out, LinearAttentionState(added[..., :-1], added[..., -1])
-
-
-# The operation
-
-
-def _below(a: Array, b: Array, c: Array, causal: bool) -> Array:
-    """``(a @ b.T, kept where j <= i if causal) @ c`` over the last two axes."""
-    if not causal:
-        result: Array = a @ (_t(b) @ c)
-        return result
-    xp = array_module(a)
-    length = a.shape[-2]
-    if length <= _CHUNK:
-        return _below_as_written(a, b, c)
-    count = -(-length // _CHUNK)
-    a, b, c = (_chunks(x, count) for x in (a, b, c))
-    # Inside a chunk as written; what lies in earlier chunks through the sums of b.T @ c.
-    # Not cumsum(sums) − sums: huge or NaN keys of a chunk would reach its earlier queries.
-    sums = _t(b) @ c
-    before = xp.zeros_like(sums)
-    before[..., 1:, :, :] = xp.cumsum(sums[..., :-1, :, :], axis=-3)
-    out: Array = _below_as_written(a, b, c) + a @ before
-    return out.reshape(*out.shape[:-3], count * _CHUNK, out.shape[-1])[..., :length, :]
-
-
-def _below_as_written(a: Array, b: Array, c: Array) -> Array:
-    """``tril(a @ b.T) @ c``; a row of c that is not finite reaches no row before it, not even as 0 · NaN."""
-    xp = array_module(a)
-    kept = xp.tril(a @ _t(b))
-    finite = xp.isfinite(c)
-    if finite.all():
-        result: Array = kept @ c
-        return result
-    result = kept @ xp.where(finite, c, 0) + xp.cumsum(xp.where(finite, 0, c), axis=-2)
-    return result
-
-
-def _above(a: Array, b: Array, c: Array, causal: bool) -> Array:
-    """``(a @ b.T, kept where j >= i if causal) @ c``: the transpose of `_below`, read backwards."""
-    if not causal:
-        return _below(a, b, c, False)
-    a, b, c = (x[..., ::-1, :] for x in (a, b, c))
-    return _below(a, b, c, True)[..., ::-1, :]
-
-
-def _chunks(x: Array, count: int) -> Array:
-    """(..., length, dim) -> (..., count, _CHUNK, dim), zeros behind the end."""
-    xp = array_module(x)
-    padded = xp.zeros((*x.shape[:-2], count * _CHUNK, x.shape[-1]), x.dtype)
-    padded[..., : x.shape[-2], :] = x
-    chunks: Array = padded.reshape(*x.shape[:-2], count, _CHUNK, x.shape[-1])
-    return chunks
-
-
-def _divide(numerator: Array, denominator: Array, eps: float) -> Array:
-    xp = array_module(numerator)
-    total = denominator + eps
-    quotient: Array = xp.where(total == 0, 0, numerator / xp.where(total == 0, 1, total))
-    return quotient
-
-
-def _split(both: Array) -> tuple[Array, Array]:
-    return both[..., :-1], both[..., -1:]
+    before = None if state is None else State(*state)
+    forward = implementation(q, k, v).forward(q, k, v, name, True, eps, before, True)
+    return _shaped(inputs, forward.out), LinearAttentionState(*forward.state)
 
 
 # From the arguments and back
@@ -322,8 +256,9 @@ def _split(both: Array) -> tuple[Array, Array]:
 
 def _prepare(
     query: Array, key: Array, value: Array, feature_map: Any, causal: bool, eps: float
-) -> tuple[Inputs, tuple[Callable[..., Any], Callable[..., Any]]]:
-    phi = _map(feature_map)
+) -> tuple[Inputs, Any, float]:
+    """(checked inputs, the caller's own pair or None, eps)."""
+    own = _own_map(feature_map)
     eps = _check.number("eps", eps)
     if not (math.isfinite(eps) and eps >= 0):
         raise ValueError(f"eps must be finite and not negative, got {eps}")
@@ -333,19 +268,24 @@ def _prepare(
             f"causal linear attention needs len_q = len_k, got {inputs.layout.len_q} and "
             f"{inputs.layout.len_k}; continue an earlier sequence with linear_attention_step"
         )
-    return inputs, phi
+    return inputs, own, eps
 
 
-def _features(inputs: Inputs, phi: Callable[..., Any]) -> tuple[Array, Array, Array]:
+def _accumulated(inputs: Inputs) -> tuple[Array, Array, Array]:
+    """Query, key and value in accumulation dtype."""
     acc = accumulation_dtype(inputs.problem.dtype)
-    return _grouped(inputs, *(phi(x.astype(acc, copy=False)) for x in (inputs.q, inputs.k)))
+    q, k, v = (x.astype(acc, copy=False) for x in (inputs.q, inputs.k, inputs.v))
+    return q, k, v
 
 
-def _grouped(inputs: Inputs, phi_q: Array, phi_k: Array) -> tuple[Array, Array, Array]:
-    """Features and values with a ones-column, (batch, heads_kv, group or 1, length, dim)."""
-    layout, xp = inputs.layout, array_module(phi_q)
-    for name, x, length in (("query", phi_q, layout.len_q), ("key", phi_k, layout.len_k)):
-        if x.ndim != 4 or x.shape[2] != length:
+def _checked(inputs: Inputs, phi_q: Array, phi_k: Array) -> tuple[Array, Array]:
+    """What the caller's own feature map returned, in the kernels' form."""
+    layout = inputs.layout
+    for name, x, heads, length in (
+        ("query", phi_q, layout.heads_q, layout.len_q),
+        ("key", phi_k, layout.heads_kv, layout.len_k),
+    ):
+        if x.ndim != 4 or x.shape[:3] != (layout.batch, heads, length):
             raise ValueError(
                 f"feature_map must return (batch, heads, length, features), got shape {x.shape} for {name}"
             )
@@ -353,11 +293,7 @@ def _grouped(inputs: Inputs, phi_q: Array, phi_k: Array) -> tuple[Array, Array, 
         raise ValueError(
             f"feature_map gave {phi_q.shape[-1]} features for query and {phi_k.shape[-1]} for key"
         )
-    group = layout.heads_q // layout.heads_kv if layout.heads_kv else 1
-    phi_q = phi_q.reshape(layout.batch, layout.heads_kv, group, layout.len_q, phi_q.shape[-1])
-    values = xp.ones((layout.batch, layout.heads_kv, 1, layout.len_k, layout.head_dim_v + 1), phi_k.dtype)
-    values[..., :-1] = inputs.v[:, :, None]
-    return phi_q, phi_k[:, :, None], values
+    return contiguous_last_axis(phi_q), contiguous_last_axis(phi_k)
 
 
 def _shaped(inputs: Inputs, out: Array) -> Array:
@@ -368,66 +304,16 @@ def _shaped(inputs: Inputs, out: Array) -> Array:
     return shaped
 
 
-def _sum_group(x: Array) -> Array:
-    """Sum over the query heads that share a key head."""
-    summed: Array = x[:, :, 0] if x.shape[2] == 1 else x.sum(2)
-    return summed
-
-
-def _t(x: Array) -> Array:
-    return x.swapaxes(-1, -2)
-
-
-# Feature maps
-
-
-def _elu1(x: Array) -> Array:
-    """Elu(x) + 1."""
-    xp = array_module(x)
-    result: Array = xp.where(x > 0, x + 1, xp.exp(xp.minimum(x, 0)))
-    return result
-
-
-def _elu1_vjp(x: Array) -> tuple[Array, Any]:
-    xp = array_module(x)
-    slope = xp.where(x > 0, 1, xp.exp(xp.minimum(x, 0))).astype(x.dtype)
-    return _elu1(x), lambda dy: slope * dy
-
-
-def _relu(x: Array) -> Array:
-    result: Array = array_module(x).maximum(x, 0)
-    return result
-
-
-def _relu_vjp(x: Array) -> tuple[Array, Any]:
-    positive = x > 0
-    return _relu(x), lambda dy: positive * dy
-
-
-def _identity(x: Array) -> Array:
-    return x
-
-
-def _identity_vjp(x: Array) -> tuple[Array, Any]:
-    return x, lambda dy: dy
-
-
-_MAPS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "elu1": (_elu1, _elu1_vjp),
-    "relu": (_relu, _relu_vjp),
-    "identity": (_identity, _identity_vjp),
-}
-
-
-def _map(feature_map: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _own_map(feature_map: Any) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """The caller's own pair of functions; None where ``feature_map`` is a name."""
     if isinstance(feature_map, str):
-        if feature_map not in _MAPS:
-            raise ValueError(f"unknown feature_map {feature_map!r}; there are {', '.join(map(repr, _MAPS))}")
-        return _MAPS[feature_map]
+        if feature_map not in _NAMES:
+            raise ValueError(f"unknown feature_map {feature_map!r}; there are {', '.join(map(repr, _NAMES))}")
+        return None
     if isinstance(feature_map, (tuple, list)) and len(feature_map) == 2 and all(map(callable, feature_map)):
         return feature_map[0], feature_map[1]
     raise TypeError(
-        f"feature_map must be one of {', '.join(map(repr, _MAPS))} or a pair (function, vjp), "
+        f"feature_map must be one of {', '.join(map(repr, _NAMES))} or a pair (function, vjp), "
         f"got {type(feature_map).__name__}"
     )
 
