@@ -156,14 +156,14 @@ def forward(
     """See ``kernels.contract.Implementation``."""
     rows = (problem.batch, problem.heads_q, problem.len_q)
     accumulation = accumulation_dtype(problem.dtype)
-    out = np.empty((*rows, problem.head_dim_v), problem.dtype)
     m = np.empty(rows, accumulation)
     l = np.empty(rows, accumulation)
-    rest = np.empty(out.shape, out.dtype) if problem.keeps_rest else None
+    launch = _launch(_make_forward, problem, plan) if m.size else None
+    out = _empty_out(problem, side_by_side=launch is not None and launch.splits == 1 and _is_side_by_side(q))
+    rest = np.empty_like(out) if problem.keeps_rest else None
     result = Forward(out, m, l, rest)
-    if m.size == 0:
+    if launch is None:
         return result
-    launch = _launch(_make_forward, problem, plan)
     address = _jit.address
     bias_at, bias_kind = _NO_BIAS, 0
     if bias is not None:
@@ -185,6 +185,19 @@ def forward(
     else:
         _run(launch.kernel, where, launch.units, launch.items, launch)
     return result
+
+
+def _is_side_by_side(q: Array) -> bool:
+    """Whether the heads of a row are neighbours in memory, as a projection leaves them."""
+    return q.shape[1] > 1 and q.strides[1] < q.strides[2]
+
+
+def _empty_out(problem: Problem, side_by_side: bool) -> Array:
+    """The array of the output. Side by side, the projection behind attention needs no copy of it."""
+    batch, heads, length, dim = problem.batch, problem.heads_q, problem.len_q, problem.head_dim_v
+    if side_by_side:
+        return np.empty((batch, length, heads, dim), problem.dtype).swapaxes(1, 2)
+    return np.empty((batch, heads, length, dim), problem.dtype)
 
 
 def _forward_in_splits(
