@@ -2,7 +2,7 @@
 //
 // All its threads copy, 16 bytes at a time, wait for their own copies, and arrive at `full`.
 
-constexpr int FULL_ARRIVALS = COPIERS;
+constexpr int FULL_ARRIVALS = COPIERS, COPIER_REGISTERS = 40, MULTIPLIER_REGISTERS = 232;
 
 using Arguments = Params;
 __device__ __forceinline__ const Params& params_in(const Arguments& a) { return a; }

@@ -4,7 +4,7 @@
 // bytes by `full`. Where a step may hold masked pairs its values must be cleaned first: they are counted by `landed`
 // instead, and all threads of the copier look through them before `full` hears of it.
 
-constexpr int FULL_ARRIVALS = 1;
+constexpr int FULL_ARRIVALS = 1, COPIER_REGISTERS = 40, MULTIPLIER_REGISTERS = 232;
 
 struct alignas(64) Arguments {
     Params p;

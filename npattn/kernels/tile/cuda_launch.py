@@ -182,7 +182,10 @@ def specialise(
     """The source files and macros of one kernel."""
     cut = config(family, c_type, head_dim, head_dim_v)
     wgmma = family in _ON_HOPPER
-    if wgmma and cut.out_cols > 64 and (has_bias or has_dropout):
+    wide = cut.out_cols > 64
+    if (wgmma and wide and (has_bias or has_dropout)) or (
+        family == "forward_tma" and (has_dropout or (wide and has_softcap))
+    ):
         cut = cut._replace(step=64)  # 128 weights a row beside what these need: more than 232 registers
     defines = {
         "T": c_type,
@@ -338,9 +341,10 @@ def forward_launches(
         params = params_of(problem, plan, arrays)
         boxes = None
         if wgmma == "tma":
-            boxes = tma_boxes(problem, arrays, int(dict(kernel.defines)["STEP"]))
+            by_tma, _ = kernel_of("forward_tma", problem)
+            boxes = tma_boxes(problem, arrays, int(dict(by_tma.defines)["STEP"]))
         if boxes is not None:
-            kernel, _ = kernel_of("forward_tma", problem)
+            kernel = by_tma
             mapped = np.zeros(1, MAPPED_PARAMS)
             mapped["p"] = params
             for n, box in enumerate(boxes):

@@ -119,10 +119,10 @@ extern "C" __global__ void __launch_bounds__(THREADS + COPIERS, 1) attention_for
     block.row0 = (num_blocks - 1 - x % num_blocks) * BLOCK;  // the last first: under a causal mask the longest
     block.h = head % p.heads_q, block.b = head / p.heads_q, block.g = block.h / (p.heads_q / p.heads_kv);
     if (threadIdx.x < COPIERS) {
-        dev::fewer_registers<40>();
+        dev::fewer_registers<COPIER_REGISTERS>();
         copy_everything(arguments, shared, block);
     } else {
-        dev::more_registers<232>();
+        dev::more_registers<MULTIPLIER_REGISTERS>();
         multiply_everything(p, shared, block);
     }
 }
