@@ -32,18 +32,19 @@ def test_sentence_embeddings_on_the_gpu_are_the_cpus(cupy):
         bert.move_to(np)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("kind", ["kv", "rolling", "paged"])
-def test_caches_keep_gpu_arrays_on_the_gpu(cupy, kind):
+def test_caches_keep_gpu_arrays_on_the_gpu(cupy, kind, dtype):
     rng = np.random.default_rng(0)
     key, value, query = rng.standard_normal((3, 1, 2, 9, 16)).astype(np.float32)
     found = []
     for xp in (np, cupy):
         if kind == "kv":
-            cache = KVCache(1, 2, 16, 16)
+            cache = KVCache(1, 2, 16, 16, dtype=dtype)
         elif kind == "rolling":
-            cache = RollingKVCache(16, 2, batch=1, heads_kv=2, head_dim=16)
+            cache = RollingKVCache(16, 2, batch=1, heads_kv=2, head_dim=16, dtype=dtype)
         else:
-            pool = PagedKVCache(8, 4, heads_kv=2, head_dim=16)
+            pool = PagedKVCache(8, 4, heads_kv=2, head_dim=16, dtype=dtype)
             cache = pool.batch([pool.allocate()])
         for part in (slice(0, 7), slice(7, 8), slice(8, 9)):
             cache.append(xp.asarray(key[:, :, part]), xp.asarray(value[:, :, part]))
