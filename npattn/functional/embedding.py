@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from npattn._arrays import accumulation_dtype, array_module
+from npattn._arrays import array_module
 from npattn._typing import Array, Pullback
+from npattn.kernels.pointwise import implementation
 
 
 def embedding(ids: Any, weight: Array) -> Array:
@@ -68,20 +69,9 @@ def embedding_vjp(ids: Any, weight: Array) -> tuple[Array, Pullback]:
 
     def pullback(dy: Array) -> Array:
         xp = array_module(dy, weight)
-        dweight = xp.zeros_like(weight)
-        flat = ids.reshape(-1)
-        if flat.size == 0:
-            return dweight  # type: ignore[no-any-return]
-        rows = dy.reshape(flat.size, -1).astype(accumulation_dtype(dy.dtype), copy=False)
-        if xp is not np:
-            xp.add.at(dweight, flat, rows)
-            return dweight  # type: ignore[no-any-return]
-        # Equal ids brought together by a stable sort, each run summed: many times faster than np.add.at.
-        order = np.argsort(flat, kind="stable")
-        ordered = flat[order]
-        starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-        dweight[ordered[starts]] = np.add.reduceat(rows[order], starts, axis=0)
-        return dweight  # type: ignore[no-any-return]
+        flat = xp.ascontiguousarray(ids, np.int64).reshape(-1)
+        rows = xp.ascontiguousarray(dy).reshape(flat.size, weight.shape[1])
+        return implementation(rows, weight).sum_of_rows(rows, flat, weight)  # type: ignore[no-any-return]
 
     return weight[ids], pullback
 

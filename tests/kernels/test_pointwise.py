@@ -197,6 +197,26 @@ def test_square_sum_and_scaled_agree_with_float64_arrays(rng, sizes):
 
 
 @needs_numba
+@pytest.mark.parametrize(("count", "num", "dim"), [(700, 65, 128), (3, 90, 77), (0, 40, 130), (900, 2, 31)])
+def test_rows_are_added_up_by_id_for_any_number_of_threads(rng, count, num, dim):
+    rows = rng.standard_normal((count, dim)).astype(np.float32)
+    ids, like = rng.integers(0, num, count), np.empty((num, dim), np.float32)
+    exact = np.zeros((num, dim))
+    np.add.at(exact, ids, rows)
+    before, results = npattn.get_num_threads(), []
+    try:
+        for threads in (1, 2, 4):
+            npattn.set_num_threads(threads)
+            results.append(numba_cpu.sum_of_rows(rows, ids, like))
+    finally:
+        npattn.set_num_threads(before)
+    for result in (*results, arrays.sum_of_rows(rows, ids, like)):
+        assert result.dtype == np.float32
+        np.testing.assert_allclose(result, exact, rtol=1e-5, atol=1e-4)
+    assert all(np.array_equal(results[0], other) for other in results[1:])
+
+
+@needs_numba
 @pytest.mark.parametrize("shape", [(2, 3, 5, 7), (1, 4, 300, 32), (3, 1, 2, 16), (2, 0, 3, 4)])
 def test_merged_heads_are_a_transposed_copy(rng, shape):
     x = rng.standard_normal(shape).astype(np.float32)

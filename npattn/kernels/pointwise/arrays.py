@@ -216,6 +216,24 @@ def cross_entropy_backward(
     return dlogits
 
 
+def sum_of_rows(rows: Array, ids: Array, like: Array) -> Array:
+    """The sum of the rows (count, dim) of each of ``ids`` (count,), in an array like ``like`` (num, dim)."""
+    xp = array_module(rows, like)
+    y: Array = xp.zeros_like(like)
+    if ids.size == 0:
+        return y
+    rows = rows.astype(accumulation_dtype(rows.dtype), copy=False)
+    if xp is not np:
+        xp.add.at(y, ids, rows)
+        return y
+    # Equal ids brought together by a stable sort, each run summed: many times faster than np.add.at.
+    order = np.argsort(ids, kind="stable")
+    ordered = ids[order]
+    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    y[ordered[starts]] = np.add.reduceat(rows[order], starts, axis=0)
+    return y
+
+
 def merge_heads(x: Array) -> Array:
     """(batch, heads, length, dim) -> (batch, length, heads · dim), a row's heads side by side."""
     batch, heads, length, dim = x.shape

@@ -5,6 +5,7 @@
 ``_norm``   layer norm, RMS norm
 ``_loss``   cross-entropy
 ``_heads``  heads side by side
+``_rows``   rows added up by id
 ``_many``   all parameters at once: Adam's step, the clipping norm
 ``_call``   arguments, pieces and blocks
 ==========  ====================================================================
@@ -36,6 +37,7 @@ from npattn.kernels.pointwise.numba_cpu._norm import (
     rms_norm,
     rms_norm_backward,
 )
+from npattn.kernels.pointwise.numba_cpu._rows import sum_of_rows
 
 USABLE = not _jit.INTERPRETED
 
@@ -55,6 +57,7 @@ __all__ = [
     "silu",
     "silu_backward",
     "square_sum",
+    "sum_of_rows",
     "swiglu",
     "swiglu_backward",
 ]
