@@ -232,7 +232,8 @@ def _load(kept: Any, name: str) -> Any:
 
 
 def _save(kept: Any, name: str, library: Any) -> None:
-    if kept is None:
+    """Keep a library, unless a source has changed since the stamp was taken: its text may be in the code."""
+    if kept is None or source_stamp.__wrapped__() != source_stamp():
         return
     try:
         os.makedirs(kept._cache_path, exist_ok=True)

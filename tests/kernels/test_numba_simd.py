@@ -316,6 +316,19 @@ def test_a_change_in_any_kernel_source_invalidates_the_cache(copied_package: Pat
     assert _run(_SMALL, cwd=tmp_path, **environment) == "0 1"
 
 
+def test_code_of_sources_edited_meanwhile_is_not_kept(copied_package: Path, tmp_path: Path) -> None:
+    """A process that began before the edit reads some sources after it."""
+    environment = {"PYTHONPATH": str(copied_package.parent), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    edit = f"""
+from npattn.kernels._jit import source_stamp
+source_stamp()
+with open({str(copied_package / "kernels" / "_simd" / "exp.py")!r}, "a") as file:
+    file.write("# changed")
+"""
+    assert _run(edit + _SMALL, cwd=tmp_path, **environment) == "0 1"
+    assert not list((tmp_path / "cache").rglob("*row_units*.nbc"))
+
+
 def test_a_damaged_cache_is_compiled_anew(copied_package: Path, tmp_path: Path) -> None:
     environment = {"PYTHONPATH": str(copied_package.parent), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     assert _run(_SMALL, cwd=tmp_path, **environment) == "0 1"
