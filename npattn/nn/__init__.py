@@ -5,12 +5,12 @@ from npattn.nn.activation import GELU as GELU
 from npattn.nn.activation import Dropout as Dropout
 from npattn.nn.activation import SiLU as SiLU
 from npattn.nn.attention import CausalMultiHeadAttention as CausalMultiHeadAttention
-from npattn.nn.attention import LinearMultiHeadAttention as LinearMultiHeadAttention
 from npattn.nn.attention import MultiHeadAttention as MultiHeadAttention
 from npattn.nn.block import TransformerBlock as TransformerBlock
 from npattn.nn.embedding import Embedding as Embedding
 from npattn.nn.layer import Layer as Layer
 from npattn.nn.linear import Linear as Linear
+from npattn.nn.linear_attention import LinearMultiHeadAttention as LinearMultiHeadAttention
 from npattn.nn.memory import keep_freed_memory as keep_freed_memory
 from npattn.nn.mlp import MLP as MLP
 from npattn.nn.mlp import GatedMLP as GatedMLP
