@@ -150,8 +150,12 @@ def barriers(family):
     return [match[0] for match in BARRIER.finditer(text)]
 
 
+def quick_dim(family):
+    return {"forward_tma": 128, "forward_async": None}.get(family, 16)
+
+
 def is_quick(family, index):
-    return family == "forward" or ("wgmma" in FILES[family] and "mbarrier_wait" in barriers(family)[index])
+    return family == "forward" or (family == "forward_tma" and "mbarrier_wait" in barriers(family)[index])
 
 
 @cache
@@ -189,7 +193,7 @@ def shows(family, index, head_dim):
 @pytest.mark.parametrize(
     ("family", "head_dim"),
     [
-        pytest.param(family, dim, marks=[] if dim == 16 else pytest.mark.slow)
+        pytest.param(family, dim, marks=[] if dim == quick_dim(family) else pytest.mark.slow)
         for family in FILES
         for dim in sorted({16, 128} if family in DIMS else {16, 136})
     ],

@@ -24,7 +24,7 @@ def graph():
     return Adjacency.from_edges(rng.integers(0, 20, 60), rng.integers(3, 20, 60), 20)
 
 
-@pytest.mark.parametrize("edge_dim", [None, 3])
+@pytest.mark.parametrize("edge_dim", [pytest.param(None, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_layer_on_the_gpu_gives_the_cpus_results(cupy, rng, graph, kind, edge_dim):
     x = rng.standard_normal((20, 6), dtype=np.float32)
@@ -82,6 +82,7 @@ def test_rows_too_wide_for_the_kernels_are_computed_with_cupys_operations(cupy, 
     np.testing.assert_allclose(on_gpu.get(), graph_attention(q, q, q, graph), rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_graph_examples_run_with_device_gpu(cupy, monkeypatch, capsys):
     """As far as a model of a GPU can tell: nothing of theirs stays behind on the CPU, and they learn."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))

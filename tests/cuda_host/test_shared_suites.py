@@ -37,13 +37,14 @@ QUICK = {
 FACTOR = {"float32": 5.0, "float16": 4.0, "bfloat16": 4.0}
 
 
-def choices(*dtypes):
+def choices(*dtypes, quick=QUICK):
+    """Cases in dtypes; ``quick`` names, by dtype, those that run by default."""
     return [
         pytest.param(
             case,
             dtype,
             id=f"{case.name}, {dtype}",
-            marks=[] if case.name in QUICK[dtype] else pytest.mark.slow,
+            marks=[] if case.name in quick.get(dtype, ()) else pytest.mark.slow,
         )
         for dtype in dtypes
         for case in by_case.CORRECTNESS

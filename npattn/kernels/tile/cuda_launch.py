@@ -186,7 +186,8 @@ def specialise(
     if (wgmma and wide and (has_bias or has_dropout)) or (
         family == "forward_tma" and (has_dropout or (wide and has_softcap))
     ):
-        cut = cut._replace(step=64)  # 128 weights a row beside what these need: more than 232 registers
+        # 128 weights a row beside what these need would be more than 232 registers
+        cut = cut._replace(step=64, stages=4)
     defines = {
         "T": c_type,
         "HEAD_DIM": cut.out_cols if wgmma else padded(head_dim),  # one or two panels of 64
