@@ -280,14 +280,18 @@ class TransformerDecoder(TransformerStack):
             return self.head(states)
         return F.linear(states, self.embedding.weight)
 
-    def new_cache(self, batch: int, capacity: int) -> Any:
-        """An empty cache for ``batch`` sequences of up to ``capacity`` tokens, one ``KVCache`` a layer."""
+    def new_cache(self, batch: int, capacity: int, *, dtype: Any = None) -> Any:
+        """An empty cache for ``batch`` sequences of up to ``capacity`` tokens, one ``KVCache`` a layer.
+
+        ``dtype`` is how keys and values are stored: None as the parameters, float16 or bfloat16 in half the
+        memory of float32.
+        """
         from npattn.cache import LayerCaches
 
         attention = self.blocks[0].attention
         return LayerCaches.kv(
             *(len(self.blocks), batch, attention.num_kv_heads, capacity, attention.head_dim),
-            dtype=self.embedding.weight.dtype,
+            dtype=self.embedding.weight.dtype if dtype is None else dtype,
         )
 
     def generate(self, ids: Any, max_new_tokens: int, **options: Any) -> Array:

@@ -289,6 +289,11 @@ def test_caches_in_16_bits_cost_their_rounding_only(load, kind, storage):
     # a relative rounding of 2**-11 or 2**-8 in each key and value, on logits of size 1
     error = abs(logits - exact).max() / abs(exact).max()
     assert 0 < error < (2e-3 if storage == "float16" else 2e-2)
+    if kind == "kv":
+        own = model.new_cache(2, 12, dtype=storage)
+        assert own[0].arrays()[0].dtype == storage
+        model(expected["ids"][:, :5], cache=own)
+        np.testing.assert_array_equal(model(expected["ids"][:, 5:6], cache=own), seen[1])
 
 
 def test_more_positions_than_gpt2_has_are_refused_with_the_number(load):
