@@ -3,21 +3,23 @@
 """``C = Σ A · B`` and what follows, float32, any strides: the products of a layer, forward and backward.
 
 Products that do not wait for each other are one call: a projection's dx and dweight, the three projections of
-attention, whose dx is one sum of three terms. A C is cut into units of some rows and COLUMNS columns, each
-computed by one thread from first to last: it walks the terms and their inner axes in blocks of DEPTH; packs
-the block of B, transposed if it lies so, into panels as wide as the register tile, which then stay in the
-second-level cache for all its rows; and lets the register tile (`_simd.matmul`) read A where it is, at any
-strides: one scalar at a time costs the same along rows and along columns. An element is summed over one block
-of DEPTH at a time, whatever the unit around it: results depend neither on the number of threads nor on the
-other rows.
+attention, whose dx is one sum of three terms. A C is cut into units of rows and columns, each computed by one
+thread from first to last: it walks the terms and their inner axes in blocks of DEPTH; packs the block of B,
+transposed if it lies so, into panels as wide as the register tile, a quarter of the second-level cache in
+all; and sends CHUNK rows after the other past all panels. The register tile (`_simd.matmul`) reads A where it
+is, at any strides: one scalar at a time costs the same along rows and along columns. An element is summed
+over one block of DEPTH at a time, whatever the unit around it: results depend neither on the number of
+threads nor on the other rows.
 
-What follows a product is done to each part of C when it is complete and still in the cache: a bias, a
+What follows a product is done to CHUNK rows when they are complete and still in the cache: a bias, a
 residual, an activation or the slope of one. Columns that fill no vector are computed in a strip of scratch
 and copied.
 
 On two cores of a Zen 4 the products of nanoGPT's recipe (768 rows, 128 to 512 columns and deep) run at 217 to
-227 GFLOP/s with operands in the cache, at 203 to 218 without, of 229; NumPy's BLAS at 195 to 205. Fetching
-the lines of C, or the next rows of A, ahead of time brought nothing.
+227 GFLOP/s with operands in the cache, at 203 to 218 without, of 229; NumPy's BLAS at 195 to 205. Tried and
+left: fetching the lines of C, or the next rows of A, ahead of time (nothing gained); all rows of a unit past
+one panel after the other, so that a strip of 64 columns was finished at a time (its lines lie a power of two
+apart and throw each other out of the cache: GELU behind the product cost more than a pass of its own).
 """
 
 from array import array
@@ -41,7 +43,6 @@ from npattn.kernels._simd.vectors import (
     load_int64,
     load_scalar,
     mul,
-    prefetch,
     store,
     store_scalar,
 )
@@ -57,23 +58,22 @@ WIDTH: Final = LANES * _host.TILE_VECTORS
 #: Elsewhere NumPy's BLAS may have more than vectors to multiply with (Apple's), or was not compared.
 IS_FAST: Final = _host.IS_X86 and _host.WIDTH >= 8
 
-COLUMNS: Final = 64
 DEPTH: Final = 512
-#: Rows of a unit: half of what there are, within these limits. Fewer rows pack B more often.
+#: Rows of a unit: a quarter of what there are, within these limits. Fewer rows pack B more often.
 FEWEST_ROWS, MOST_ROWS = 66, 384
 
-#: Rows that are finished together: of these all a row tile has just written is still in the cache.
+#: Rows that meet all panels, and are finished, together: a multiple of the register tile's.
 CHUNK: Final = 48
 
-#: Scratch of a unit: a packed panel, then a strip of C.
-PACKED: Final = 4 * WIDTH * DEPTH
+#: Scratch of a unit: a packed block of B, a quarter of the second-level cache, then a strip of C.
+PACKED: Final = 1 << 18
 SCRATCH: Final = PACKED + 4 * WIDTH * MOST_ROWS
 
-#: Words that describe a product (its first unit, C and its shape, rows of a unit, what follows, where its
+#: Words that describe a product (its first unit, C and its shape, that of a unit, what follows, where its
 #: terms are described and how many they are), and those of a term.
-FIRST, C, M, N, ROWS, BIAS, ADDED, KIND, ACTED, SLOPE_AT, TERMS, COUNT = range(0, 8 * 12, 8)
+FIRST, C, M, N, ROWS, COLUMNS, BIAS, ADDED, KIND, ACTED, SLOPE_AT, TERMS, COUNT = range(0, 8 * 13, 8)
 A, A_ROW, A_COL, B, B_ROW, B_COL, K = range(0, 8 * 7, 8)
-PRODUCT: Final = 8 * 12
+PRODUCT: Final = 8 * 13
 TERM: Final = 8 * 7
 
 
@@ -156,23 +156,13 @@ def _multiply_by_slope(c, x, acted, row_bytes, rows, columns, is_silu, approxima
 
 
 @part()
-def _fetch(p, which, offset, rows):
-    """Bring near what the next rows of C will meet, if anything."""
-    at = load_int64(p + which)
-    if at:
-        row_bytes = 4 * load_int64(p + N)
-        for r in range(rows):
-            for line in range(0, 4 * WIDTH, 64):
-                prefetch(at + offset + r * row_bytes + line)
-
-
-@part()
 def _finish(p, strip, offset, j, rows, columns):
     """What follows the product; ``offset``: of this part in C and in every array of its shape."""
     c, c_row = load_int64(p + C) + offset, 4 * load_int64(p + N)
     bias, added, kind = load_int64(p + BIAS), load_int64(p + ADDED), load_int64(p + KIND)
     if columns % LANES:
-        _copy_strip(strip, c, c_row, rows, columns)
+        ragged = columns % WIDTH
+        _copy_strip(strip, c + 4 * (columns - ragged), c_row, rows, ragged)
     if bias:
         _add_bias(c, c_row, rows, columns, bias + 4 * j)
     if added:
@@ -195,14 +185,22 @@ def _finish(p, strip, offset, j, rows, columns):
 
 
 @part()
-def _panel(p, i, j, rows, columns, scratch):
-    """C[i : i + rows, j : j + columns] of the product described at p, columns <= WIDTH."""
+def _pack(b, b_row, b_col, columns, depth, to):
+    """All panels of b, one behind the other."""
+    for j in range(0, columns, WIDTH):
+        width = lesser(WIDTH, columns - j)
+        if b_col == 4:
+            _pack_rows(b + 4 * j, b_row, width, depth, to + 4 * depth * j)
+        else:
+            _pack_columns(b + j * b_col, b_col, width, depth, to + 4 * depth * j)
+
+
+@part()
+def _unit(p, i, j, rows, columns, scratch):
+    """C[i : i + rows, j : j + columns] of the product described at p."""
     c_row = 4 * load_int64(p + N)
     offset = i * c_row + 4 * j
     c, strip = load_int64(p + C) + offset, scratch + PACKED
-    if columns % LANES:
-        c, c_row = strip, 4 * WIDTH
-    vectors = (columns + LANES - 1) // LANES
     terms = load_int64(p + TERMS)
     last = terms + TERM * (load_int64(p + COUNT) - 1)
     for t in range(terms, last + 1, TERM):
@@ -212,22 +210,20 @@ def _panel(p, i, j, rows, columns, scratch):
         depth = load_int64(t + K)
         for k in range(0, depth, DEPTH):
             count = lesser(DEPTH, depth - k)
-            if b_col == 4:
-                _pack_rows(b + k * b_row, b_row, columns, count, scratch)
-            else:
-                _pack_columns(b + k * b_row, b_col, columns, count, scratch)
+            _pack(b + k * b_row, b_row, b_col, columns, count, scratch)
             more, complete = k + t > terms, t == last and k + DEPTH >= depth
-            step = CHUNK if complete else rows
-            for r in range(0, rows, step):
-                now = lesser(step, rows - r)
-                here = offset + r * 4 * load_int64(p + N)
+            for r in range(0, rows, CHUNK):
+                now = lesser(CHUNK, rows - r)
+                at = a + k * a_col + r * a_row
+                for q in range(0, columns, WIDTH):
+                    width = lesser(WIDTH, columns - q)
+                    to, to_row = c + r * c_row + 4 * q, c_row
+                    if width % LANES:
+                        to, to_row = strip + 4 * WIDTH * r, 4 * WIDTH
+                    vectors, panel = (width + LANES - 1) // LANES, scratch + 4 * count * q
+                    matmul(at, a_row, a_col, panel, 4 * WIDTH, to, to_row, now, vectors, count, more, ONE)
                 if complete:
-                    _fetch(p, ADDED, here, now)
-                    _fetch(p, SLOPE_AT, here, now)
-                at, to = a + k * a_col + r * a_row, c + r * c_row
-                matmul(at, a_row, a_col, scratch, 4 * WIDTH, to, c_row, now, vectors, count, more, ONE)
-                if complete:
-                    _finish(p, strip + r * c_row, here, j, now, columns)
+                    _finish(p, strip + 4 * WIDTH * r, offset + r * c_row, j, now, columns)
 
 
 @part()
@@ -236,14 +232,12 @@ def _units(where, start, stop, scratch):
     for unit in range(start, stop):
         while load_int64(p + PRODUCT + FIRST) <= unit:
             p += PRODUCT
-        m, n, rows = load_int64(p + M), load_int64(p + N), load_int64(p + ROWS)
-        across = (n + COLUMNS - 1) // COLUMNS
+        m, n = load_int64(p + M), load_int64(p + N)
+        rows, columns = load_int64(p + ROWS), load_int64(p + COLUMNS)
+        across = (n + columns - 1) // columns
         place = unit - load_int64(p + FIRST)
-        i, j = place // across * rows, place % across * COLUMNS
-        end = lesser(j + COLUMNS, n)
-        while j < end:
-            _panel(p, i, j, lesser(rows, m - i), lesser(WIDTH, end - j), scratch)
-            j += WIDTH
+        i, j = place // across * rows, place % across * columns
+        _unit(p, i, j, lesser(rows, m - i), lesser(columns, n - j), scratch)
 
 
 @jit
@@ -265,12 +259,14 @@ def products(sums: Sequence[Any]) -> list[Any]:
         both = keep or slope_at is not None
         acted = np.empty((m, n), F) if both else c
         results.append((c, acted) if both else c)
-        rows = min(MOST_ROWS, max(FEWEST_ROWS, (m + 1) // 2))
-        heads += [units, address(c), m, n, rows, _or_0(bias), _or_0(added), KINDS[kind]]
+        rows = min(MOST_ROWS, max(FEWEST_ROWS, (m + 3) // 4))
+        depth = max(len(b) for _, b in pairs)
+        columns = max(1, PACKED // (4 * min(DEPTH, depth) * WIDTH)) * WIDTH
+        heads += [units, address(c), m, n, rows, columns, _or_0(bias), _or_0(added), KINDS[kind]]
         heads += [address(acted), _or_0(slope_at), described + 8 * len(terms), len(pairs)]
         for a, b in pairs:
             terms += [address(a), *a.strides, address(b), *b.strides, len(b)]
-        units += -(-m // rows) * -(-n // COLUMNS)
+        units += -(-m // rows) * -(-n // columns)
     words = array("q", [*heads, units, *terms])
     where = words.buffer_info()[0]
     for index in range(len(sums)):
