@@ -184,6 +184,21 @@ def test_few_queries_meet_many_keys_in_splits(dtype: str, feature: str) -> None:
             assert_close(name, ours, right, 2 * TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_splits_are_joined_where_heads_stand_side_by_side(dtype: str, queries: int) -> None:
+    """The output has the layout of q: its rows are no neighbours."""
+    kind: Any = np.float32 if dtype == "float32" else pytest.importorskip("ml_dtypes").bfloat16
+    case = Case(kind, (2, 4, 2, queries, 3000, 16, 20), mask=Causal())
+    case.q = np.ascontiguousarray(case.q.swapaxes(1, 2)).swapaxes(1, 2)
+    case.problem = case.problem._replace(keeps_rest=dtype == "bfloat16")
+    result, (exact, exact_grads) = case.forward(), case.expected()
+    for name, ours, right in zip(("out", "m", "l"), result, exact, strict=False):
+        assert_close(name, ours, right, 2 * TOLERANCE[dtype])
+    for name, ours, right in zip(("q", "k", "v"), case.backward(result), exact_grads, strict=False):
+        assert_close(name, ours, right, 4 * TOLERANCE[dtype])
+
+
 def _bits(arrays: Any) -> list[bytes]:
     return [array.tobytes() for array in arrays if array is not None]
 

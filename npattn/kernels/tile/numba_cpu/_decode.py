@@ -10,7 +10,7 @@ Loop order: a work unit is one split of the keys of one (batch element, key head
 Both products go by runs of evenly spaced rows, so that keys and values are read where they are, a page table
 or not. Rows stored in 16 bits, and rows that are no whole vectors, are widened into scratch step by step;
 keys of 16 bits, under a few query rows, in the products themselves. Units write only rows of their own (of
-their own split: `merge_units` joins these), so nothing depends on the thread count.
+their own split: `_merge` joins these), so nothing depends on the thread count.
 
 Versions (Zen 4, one core, float32; GB/s of keys and values from memory, and where they fit, from cache):
 
@@ -43,13 +43,11 @@ from numba import types
 from npattn.kernels._jit import jit
 from npattn.kernels._parts import part
 from npattn.kernels._simd.dots import dots, dots_bfloat, dots_half, prefetch
-from npattn.kernels._simd.exp import exp_scalar
 from npattn.kernels._simd.matmul import matmul
 from npattn.kernels._simd.vectors import (
     add,
     cast,
     first,
-    fma,
     greater,
     hsum,
     lanes,
@@ -381,52 +379,4 @@ def _decode(p, b, g, split, scratch, one):
         attempt += 1 if repeat else 2
 
 
-@jit
-def merge_units(address, first, stop, scratch, one):
-    """See ``_merge_units``."""
-    _merge_units(address, first, stop, scratch, one)
-
-
-@part()
-def _merge_units(address, first, stop, scratch, one):
-    """The splits' results joined, in order, into whole, whole_m and whole_l; unit = b * heads_q + h."""
-    p = params_at(address)
-    n = lanes(one)
-    size = scalar_bytes(one)
-    width = vector_bytes(one)
-    vectors = (p.dim_v + n - 1) // n
-    item = size if p.kind == 0 else 2
-    zero = cast(0.0, one)
-    each = p.batch * p.heads_q * p.len_q
-    for unit in range(first, stop):
-        for i in range(p.len_q):
-            row = unit * p.len_q + i
-            top = cast(NEGATIVE_INFINITY, one)
-            for split in range(p.splits):
-                at = (split * each + row) * size
-                if load_scalar(p.l + at, one) != zero:
-                    m = load_scalar(p.m + at, one)
-                    # a NaN stays: comparisons with it are false
-                    top = m if not m <= top else top
-            total = zero
-            for split in range(p.splits):
-                at = (split * each + row) * size
-                l = load_scalar(p.l + at, one)
-                if l != zero:
-                    total += l * exp_scalar(load_scalar(p.m + at, one) - top)
-            fill_zero(scratch, vectors, one)
-            for split in range(p.splits):
-                at = split * each + row
-                l = load_scalar(p.l + at * size, one)
-                if l != zero:
-                    share = splat(l * exp_scalar(load_scalar(p.m + at * size, one) - top) / total)
-                    source = p.out + at * vectors * width
-                    for c in range(vectors):
-                        sum_at = scratch + c * width
-                        store(sum_at, fma(load(source + c * width, one), share, load(sum_at, one)))
-            store_row(scratch, p.whole + row * p.dim_v * item, p.dim_v, cast(1.0, one), p.kind, one)
-            store_scalar(p.whole_m + row * size, top if total != zero else zero)
-            store_scalar(p.whole_l + row * size, total)
-
-
-__all__ = ["decode_units", "merge_units"]
+__all__ = ["decode_units"]

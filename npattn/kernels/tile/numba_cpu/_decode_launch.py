@@ -13,7 +13,7 @@ from npattn._typing import Array
 from npattn.kernels import _jit, _team
 from npattn.kernels._simd import _host
 from npattn.kernels.contract import Forward, Problem
-from npattn.kernels.tile.numba_cpu import _decode, _launch
+from npattn.kernels.tile.numba_cpu import _decode, _launch, _merge
 from npattn.kernels.tile.numba_cpu._decode_params import record, template
 from npattn.kernels.tile.numba_cpu._params import at, broadcast_at, describe, storage_kind
 from npattn.plans.tiles import TilePlan
@@ -188,7 +188,6 @@ def _decode_call(
         bias_at = broadcast_at(bias)
     if sinks is not None:
         sinks = np.ascontiguousarray(sinks, accumulation)
-    whole = (0, 0, 0)
     out, m, l = result[:3]
     out_split = 0
     if launch.splits > 1:
@@ -197,25 +196,23 @@ def _decode_call(
         out[..., problem.head_dim_v :] = 0  # read by whole vectors
         m = np.empty((launch.splits, *rows), accumulation)
         l = np.empty_like(m)
-        whole = (address(result.out), address(result.m), address(result.l))
         out_split = out.strides[0]
     values = (
         bias_kind, *at(q), *at(k), *at(v), address(out), *out.strides[-4:-1], out_split, address(m),
-        address(l), *bias_at, 0 if sinks is None else address(sinks), *pages_at, *whole,
+        address(l), *bias_at, 0 if sinks is None else address(sinks), *pages_at,
     )  # fmt: skip
     call = record(launch.prefilled, values)
     where = ctypes.addressof(call)
+    items, scratch_bytes = launch.items, launch.scratch_bytes
     if launch.serial:  # nothing between us and the kernel
-        scratch = _threads.scratch(launch.scratch_bytes)
-        launch.direct(where, 0, launch.units, scratch, 1.0)
-        if launch.splits > 1:
-            _decode.merge_units(where, 0, rows[0] * rows[1], scratch, launch.one)
-        return result
-    items, scratch_bytes, one = launch.items, launch.scratch_bytes, launch.one
-    _team.run(launch.kernel, where, launch.units, items, scratch_bytes, one)
+        launch.direct(where, 0, launch.units, _threads.scratch(scratch_bytes), 1.0)
+    else:
+        _team.run(launch.kernel, where, launch.units, items, scratch_bytes, launch.one)
     if launch.splits > 1:
-        heads = rows[0] * rows[1]
-        _team.run(_decode.merge_units, where, heads, min(heads, items), scratch_bytes, one)
+        joined, heads = _merge.record(out, m, l, result), rows[0] * rows[1]
+        _team.run(
+            _merge.merge_units, ctypes.addressof(joined), heads, min(heads, items), scratch_bytes, launch.one
+        )
     return result
 
 

@@ -12,7 +12,7 @@ from npattn.kernels._simd.vectors import record_reader
 CALL: Final = (  # noqa: SIM905
     # the arrays of one call and their strides; with pages k_b and v_b are those of a page
     "bias_kind q q_b q_h q_i k k_b k_h k_j v v_b v_h v_j out out_b out_h out_i out_split m l "
-    "bias bias_b bias_h bias_i bias_j sinks page_table page_row whole whole_m whole_l"
+    "bias bias_b bias_h bias_i bias_j sinks page_table page_row"
 ).split()
 SHAPE: Final = (  # noqa: SIM905
     # sizes; kind_kv is how k and v are stored, kind how q and out are

@@ -38,13 +38,11 @@ from numba import types
 
 from npattn.kernels._jit import jit
 from npattn.kernels._parts import part
-from npattn.kernels._simd.exp import exp_scalar
 from npattn.kernels._simd.matmul import matmul, matmul_pairs
 from npattn.kernels._simd.row_sums import row_sums
 from npattn.kernels._simd.vectors import (
     cast,
     div,
-    fma,
     greater,
     keep_where_equal,
     lanes,
@@ -268,7 +266,7 @@ def query_block(
                         share = unit
                 if done:
                     store_row(acc + r * acc_row, target + ii * p.out_i, p.dim_v, share, out_kind, one)
-                    if p.rest != 0 and p.splits == 1:
+                    if p.rest != 0:
                         rest = p.rest + (at + ii) * p.dim_v * 2
                         store_rest(acc + r * acc_row, rest, p.dim_v, share, p.kind, one)
         attempt += 1 if repeat else 2
@@ -334,7 +332,7 @@ def _forward_units(address, first, stop, scratch, dot, one):
     """Units first .. stop; unit = ((split * chunks + chunks - 1 - chunk) * batch + b) * heads_kv + g.
 
     A chunk is a share of the query tiles. With few queries there is one, and the key tiles are cut into
-    splits     instead; `merge_units` joins what they found.
+    splits instead; `_merge` joins what they found.
     """
     p = params_at(address)
     n = lanes(one)
@@ -400,57 +398,4 @@ def _forward_units(address, first, stop, scratch, dot, one):
                 )  # fmt: skip
 
 
-@jit
-def merge_units(address, first, stop, scratch, one):
-    """See ``_merge_units``."""
-    _merge_units(address, first, stop, scratch, one)
-
-
-@part()
-def _merge_units(address, first, stop, scratch, one):
-    """The splits' results joined, in order: dq_out is the final out, e and rl the final m and l.
-
-    unit = b * heads_q + h.
-    """
-    p = params_at(address)
-    n = lanes(one)
-    size = scalar_bytes(one)
-    width = vector_bytes(one)
-    vectors = (p.dim_v + n - 1) // n
-    item = size if p.kind == 0 else 2
-    zero = cast(0.0, one)
-    each = p.batch * p.heads_q * p.len_q
-    for unit in range(first, stop):
-        for i in range(p.len_q):
-            row = unit * p.len_q + i
-            top = cast(NEGATIVE_INFINITY, one)
-            for split in range(p.splits):
-                at = (split * each + row) * size
-                if load_scalar(p.l + at, one) != zero:
-                    m = load_scalar(p.m + at, one)
-                    # a NaN stays: comparisons with it are false
-                    top = m if not m <= top else top
-            total = zero
-            for split in range(p.splits):
-                at = (split * each + row) * size
-                l = load_scalar(p.l + at, one)
-                if l != zero:
-                    total += l * exp_scalar(load_scalar(p.m + at, one) - top)
-            fill_zero(scratch, vectors, one)
-            for split in range(p.splits):
-                at = split * each + row
-                l = load_scalar(p.l + at * size, one)
-                if l != zero:
-                    share = splat(l * exp_scalar(load_scalar(p.m + at * size, one) - top) / total)
-                    source = p.out + at * vectors * width
-                    for c in range(vectors):
-                        sum_at = scratch + c * width
-                        store(sum_at, fma(load(source + c * width, one), share, load(sum_at, one)))
-            store_row(scratch, p.dq_out + row * p.dim_v * item, p.dim_v, cast(1.0, one), p.kind, one)
-            if p.rest != 0:
-                store_rest(scratch, p.rest + row * p.dim_v * 2, p.dim_v, cast(1.0, one), p.kind, one)
-            store_scalar(p.e + row * size, top if total != zero else zero)
-            store_scalar(p.rl + row * size, total)
-
-
-__all__ = ["forward_units", "forward_units_of_pairs", "merge_units"]
+__all__ = ["forward_units", "forward_units_of_pairs"]

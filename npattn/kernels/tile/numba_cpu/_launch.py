@@ -16,7 +16,7 @@ from npattn._typing import Array
 from npattn.kernels import _jit, _team
 from npattn.kernels._simd import _host
 from npattn.kernels.contract import AttentionGrads, Forward, Problem
-from npattn.kernels.tile.numba_cpu import _backward, _forward
+from npattn.kernels.tile.numba_cpu import _backward, _forward, _merge
 from npattn.kernels.tile.numba_cpu._params import at, broadcast_at, describe, record, storage_kind, template
 from npattn.plans.tiles import TilePlan
 
@@ -159,8 +159,8 @@ def forward(
     m = np.empty(rows, accumulation)
     l = np.empty(rows, accumulation)
     launch = _launch(_make_forward, problem, plan) if m.size else None
-    out = _empty_out(problem, side_by_side=launch is not None and launch.splits == 1 and _is_side_by_side(q))
-    rest = np.empty_like(out) if problem.keeps_rest else None
+    out = _empty_out(problem, side_by_side=_is_side_by_side(q))
+    rest = np.empty(out.shape, out.dtype) if problem.keeps_rest else None
     result = Forward(out, m, l, rest)
     if launch is None:
         return result
@@ -219,16 +219,14 @@ def _forward_in_splits(
     m = np.empty((launch.splits, *result.m.shape), launch.accumulation)
     l = np.empty_like(m)
     values = (
-        bias_kind, *at(q), *at(k), *at(v), address(part), *part.strides[1:4], part.strides[0],
-        0 if result.rest is None else address(result.rest), address(m),
+        bias_kind, *at(q), *at(k), *at(v), address(part), *part.strides[1:4], part.strides[0], 0, address(m),
         address(l), *bias_at, 0 if sinks is None else address(sinks),
-        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, address(result.out), address(result.m), address(result.l),
-        0, 0, 0, 0, 0, 0, 0, 0,
     )  # fmt: skip
     call = record(launch.prefilled, values)
-    where = ctypes.addressof(call)
-    _run(launch.kernel, where, launch.units, launch.items, launch)
-    _run(_forward.merge_units, where, problem.batch * problem.heads_q, launch.items, launch)
+    _run(launch.kernel, ctypes.addressof(call), launch.units, launch.items, launch)
+    joined = _merge.record(part, m, l, result)
+    heads = problem.batch * problem.heads_q
+    _run(_merge.merge_units, ctypes.addressof(joined), heads, launch.items, launch)
     return result
 
 
