@@ -160,14 +160,12 @@ def linear_attention_vjp(
     name = "identity"
     if own is None:
         name = str(feature_map)
-        kernel = implementation(q, k, v)
-        phi_q, phi_k = kernel.features(q, name), kernel.features(k, name)
     else:
         y_q, pullback_q = own[1](q)
         y_k, pullback_k = own[1](k)
-        phi_q, phi_k = _checked(inputs, y_q, y_k)
-        kernel = implementation(phi_q, phi_k, v)
-    forward = kernel.forward(phi_q, phi_k, v, "identity", causal, eps)
+        q, k = _checked(inputs, y_q, y_k)
+    kernel = implementation(q, k, v)
+    forward = kernel.forward(q, k, v, name, causal, eps)
     out = _shaped(inputs, forward.out)
 
     def pullback(dout: Array) -> LinearAttentionGrads:
@@ -176,7 +174,7 @@ def linear_attention_vjp(
         if dout.shape != out.shape:
             raise ValueError(f"dout must have the shape of out, {out.shape}, got {dout.shape}")
         dout = contiguous_last_axis(dout.reshape(forward.out.shape).astype(v.dtype, copy=False))
-        dq, dk, dv = kernel.backward(phi_q, phi_k, v, *forward[:2], dout, name, causal)
+        dq, dk, dv = kernel.backward(q, k, v, *forward[:2], dout, name, causal)
         if own is not None:
             dq, dk = pullback_q(dq), pullback_k(dk)
         lead = inputs.layout.lead

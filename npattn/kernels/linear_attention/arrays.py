@@ -70,8 +70,8 @@ def forward(
 
 
 def backward(
-    phi_q: Array,
-    phi_k: Array,
+    q: Array,
+    k: Array,
     v: Array,
     out: Array,
     inverse: Array,
@@ -80,7 +80,8 @@ def backward(
     causal: bool,
 ) -> Grads:
     """See ``contract.Implementation``."""
-    xp = array_module(phi_q)
+    xp = array_module(q)
+    phi_q, phi_k = features(q, name), features(k, name)
     # out = numerator / total
     dnumerator = dout * inverse[..., None]
     dtotal = -(dout * out).sum(-1, keepdims=True) * inverse[..., None]
@@ -172,4 +173,4 @@ def _t(x: Array) -> Array:
     return x.swapaxes(-1, -2)
 
 
-__all__ = ["backward", "features", "forward"]
+__all__ = ["backward", "forward"]

@@ -56,9 +56,6 @@ class Grads(NamedTuple):
 class Implementation(Protocol):
     """A module that computes linear attention."""
 
-    def features(self, x: Array, name: str) -> Array:
-        """φ(x)."""
-
     def forward(
         self,
         q: Array,
@@ -74,8 +71,8 @@ class Implementation(Protocol):
 
     def backward(
         self,
-        phi_q: Array,
-        phi_k: Array,
+        q: Array,
+        k: Array,
         v: Array,
         out: Array,
         inverse: Array,
@@ -83,7 +80,7 @@ class Implementation(Protocol):
         name: str,
         causal: bool,
     ) -> Grads:
-        """Gradients of q, k and v where φ(q) and φ(k) are those of ``features``."""
+        """Gradients of q, k and v, given what ``forward`` returned (without a state before)."""
 
 
 __all__ = ["Forward", "Grads", "Implementation", "State"]

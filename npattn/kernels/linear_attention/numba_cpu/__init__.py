@@ -1,5 +1,5 @@
 """Linear attention by explicit vectors, float32 and float64."""
 
-from npattn.kernels.linear_attention.numba_cpu._launch import USABLE, backward, features, forward
+from npattn.kernels.linear_attention.numba_cpu._launch import USABLE, backward, forward
 
-__all__ = ["USABLE", "backward", "features", "forward"]
+__all__ = ["USABLE", "backward", "forward"]

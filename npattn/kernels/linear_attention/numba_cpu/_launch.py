@@ -14,6 +14,7 @@ from npattn.kernels.linear_attention.contract import Forward, Grads, State
 from npattn.kernels.linear_attention.numba_cpu import _units
 from npattn.kernels.linear_attention.numba_cpu._params import (
     BLOCK,
+    BOTH,
     CHUNK,
     ELU1,
     LAYOUT,
@@ -32,15 +33,6 @@ _SHORTEST: Final = 8 * CHUNK  # rows of a segment
 _SERIAL: Final = 200_000  # multiply-adds below which waking a helper costs more than it brings
 
 
-def features(x: Array, name: str) -> Array:
-    """φ(x) of an array (batch, heads, length, dim)."""
-    if name == "identity":
-        return x
-    out = np.empty(x.shape, x.dtype)
-    _by_blocks(_units.feature_units, out, a=x, a_kind=_KINDS[name])
-    return out
-
-
 def forward(
     q: Array,
     k: Array,
@@ -56,14 +48,15 @@ def forward(
     inverse = np.empty(q.shape[:3], q.dtype)
     kind = _KINDS[name]
     after = _product(
-        (q, kind), (k, kind), v, out, causal, inverse=inverse, eps=eps, state=state, keeps_state=keeps_state
-    )
+        (q, kind), (k, kind), (v, PLAIN), out, causal, inverse=inverse, eps=eps, state=state,
+        keeps_state=keeps_state,
+    )  # fmt: skip
     return Forward(out, inverse, after)
 
 
 def backward(
-    phi_q: Array,
-    phi_k: Array,
+    q: Array,
+    k: Array,
     v: Array,
     out: Array,
     inverse: Array,
@@ -72,28 +65,26 @@ def backward(
     causal: bool,
 ) -> Grads:
     """See ``contract.Implementation``."""
-    width = v.shape[3] + 1
-    dboth = np.empty((*dout.shape[:3], _padded(width, dout.dtype)), dout.dtype)[..., :width]
-    _by_blocks(_units.both_units, dboth, a=dout, b=out, inverse=inverse)
-    dq, dk, dv = (np.empty(x.shape, x.dtype) for x in (phi_q, phi_k, v))
+    grads = Grads(*(np.empty(x.shape, x.dtype) for x in (q, k, v)))
     kind = _KINDS[name]
-    _product((dboth, PLAIN), (v, ONE), phi_k, dq, causal, slope=(phi_q, kind))
+    _product((dout, BOTH), (v, ONE), (k, kind), grads.q, causal, slope=(q, kind), read=(out, inverse))
+    dk, dv = grads.k, grads.v
     if causal:  # what comes later, read backwards, comes before
-        phi_q, phi_k, v, dboth = (x[:, :, ::-1] for x in (phi_q, phi_k, v, dboth))
-    dk_rows, dv_rows = (x[:, :, ::-1] if causal else x for x in (dk, dv))
-    _product((v, ONE), (dboth, PLAIN), phi_q, dk_rows, causal, slope=(phi_k, kind))
-    _product((phi_k, PLAIN), (phi_q, PLAIN), dboth[..., :-1], dv_rows, causal)
-    return Grads(dq, dk, dv)
+        q, k, v, out, inverse, dout, dk, dv = (x[:, :, ::-1] for x in (q, k, v, out, inverse, dout, dk, dv))
+    _product((v, ONE), (dout, BOTH), (q, kind), dk, causal, slope=(k, kind), read=(out, inverse))
+    _product((k, kind), (q, kind), (dout, PLAIN), dv, causal, read=(out, inverse))
+    return grads
 
 
 def _product(
     a: tuple[Array, int],
     b: tuple[Array, int],
-    c: Array,
+    c: tuple[Array, int],
     out: Array,
     causal: bool,
     *,
     slope: tuple[Array, int] | None = None,
+    read: tuple[Array, Array] | None = None,
     inverse: Array | None = None,
     eps: float = 0.0,
     state: State | None = None,
@@ -101,23 +92,28 @@ def _product(
 ) -> State | None:
     """``below(a, b, c)`` into ``out``, or without causality ``a @ (b.T @ c)``.
 
-    Summed over the query heads that share a key head where b and c are theirs. a and b come with what happens
-    to them while loaded; the result is divided by its total where ``inverse`` is given.
+    Summed over the query heads that share a key head where b and c are theirs. a, b and c come with what
+    happens to them while loaded. The result is divided by its total, and ``inverse`` written, where that is
+    given. ``read`` is (out, inverse) of the forward pass, for BOTH; where neither a nor b is that, the rows
+    of b are multiplied by inverse.
     """
     dtype, (batch, heads_a, rows, a_dim) = a[0].dtype, a[0].shape
-    heads_c, length, c_dim = c.shape[1:]
+    heads_c, length, c_dim = c[0].shape[1:]
     heads = min(heads_a, heads_c)
-    pairs, dim = batch * heads, a_dim + (a[1] == ONE)
+    pairs, dim = batch * heads, a_dim + (a[1] in (ONE, BOTH))
     segments = 1 if pairs >= _PAIRS else max(1, min(-(-_PAIRS // pairs), length // _SHORTEST))
     segment_rows = -(-length // (segments * CHUNK)) * CHUNK
     segments = max(1, -(-length // segment_rows))
     columns = _padded(c_dim, dtype)
     states = np.zeros((pairs, segments, dim * columns + _padded(dim, dtype)), dtype)
+    shares = inverse if read is None else read[1]
     call = Call(
-        *_at(a[0]), a[1], a_dim, heads_a // heads, *_at(b[0]), b[1], b[0].shape[3], *_at(c), c_dim,
-        heads_c // heads, *_at(out), *((0, 0, 0, 0, 0) if slope is None else (*_at(slope[0]), slope[1])),
-        0 if inverse is None else address(inverse), inverse is not None, dim, pairs, heads, rows, length,
-        segments, segment_rows, address(states), states.strides[1], False, eps,
+        *_at(a[0]), a[1], a_dim, heads_a // heads, *_at(b[0]), b[1], b[0].shape[3], *_at(c[0]), c[1], c_dim,
+        heads_c // heads, *(_NONE if read is None else _at(read[0])), *_at(out),
+        *(_NONE if slope is None else _at(slope[0])), PLAIN if slope is None else slope[1],
+        *(_NONE if shares is None else _at(shares)), inverse is not None,
+        read is not None and BOTH not in (a[1], b[1]), dim, pairs, heads, rows, length, segments,
+        segment_rows, address(states), states.strides[1], False, eps,
     )  # fmt: skip
 
     vector, size = 4 * _host.WIDTH, dtype.itemsize
@@ -157,30 +153,14 @@ def _views(states: Array, batch: int, heads: int, dim: int, c_dim: int, columns:
     return kv.reshape(*kv.shape[:-1], dim, columns)[..., :c_dim], z
 
 
-def _by_blocks(
-    kernel: Any,
-    out: Array,
-    *,
-    a: Array,
-    a_kind: int = PLAIN,
-    b: Array | None = None,
-    inverse: Array | None = None,
-) -> None:
-    """Run one of the kernels that work on blocks of rows of each head."""
-    batch, heads, rows, a_dim = a.shape
-    call = Call(
-        *_at(a), a_kind, a_dim, heads, *((0, 0, 0, 0) if b is None else _at(b)), PLAIN, 0, 0, 0, 0, 0, 0, 1,
-        *_at(out), 0, 0, 0, 0, 0, 0 if inverse is None else address(inverse), False, a_dim, batch, 1, rows,
-        rows, 1, rows, 0, 0, False, 0.0,
-    )  # fmt: skip
-    _run(kernel, call, batch * heads * -(-rows // BLOCK), 16 * a.size, 0, a.dtype)
-
-
 def _run(kernel: Any, call: Call, units: int, work: int, scratch: int, dtype: np.dtype[Any]) -> None:
     record = struct.pack(LAYOUT, *call)
     buffer = ctypes.create_string_buffer(record, len(record))
     items = 1 if work < _SERIAL else units
     _team.run(kernel, ctypes.addressof(buffer), units, items, scratch, dtype.type(1))
+
+
+_NONE: Final = (0, 0, 0, 0)
 
 
 def _at(x: Array) -> tuple[int, int, int, int]:
@@ -194,4 +174,4 @@ def _padded(count: int, dtype: np.dtype[Any]) -> int:
     return -(-count // lanes) * lanes
 
 
-__all__ = ["USABLE", "backward", "features", "forward"]
+__all__ = ["USABLE", "backward", "forward"]

@@ -14,7 +14,9 @@ STRIP: Final = 12  # rows; two register tiles
 BLOCK: Final = 256  # rows that ``apply_units`` and the like take at a time
 
 #: What happens to an operand while it is loaded, and to a result while it is stored (times the slope).
-PLAIN, ELU1, RELU, ONE = 0, 1, 2, 3
+PLAIN, ELU1, RELU = 0, 1, 2
+#: Operands of the backward pass: with a column of ones behind them; the rows of dboth, out of dout.
+ONE, BOTH = 3, 4
 
 
 class Call(NamedTuple):
@@ -24,8 +26,8 @@ class Call(NamedTuple):
     a_b: int
     a_h: int
     a_i: int
-    a_kind: int  # ONE: a column of ones is appended
-    a_dim: int  # of the array: without that column
+    a_kind: int
+    a_dim: int  # of the array: without the column of ONE or BOTH
     a_heads: int  # of one pair: 1, or the group where c_heads is 1
     b: int
     b_b: int
@@ -37,20 +39,29 @@ class Call(NamedTuple):
     c_b: int
     c_h: int
     c_i: int
+    c_kind: int
     c_dim: int
     c_heads: int  # of b and c
+    e: int  # what BOTH reads beside dout: out
+    e_b: int
+    e_h: int
+    e_i: int
     out: int
     out_b: int
     out_h: int
     out_i: int
-    y: int  # the features whose slope multiplies the result
+    y: int  # φ' there multiplies the result
     y_b: int
     y_h: int
     y_i: int
     slope: int
-    inverse: int  # (batch, heads of a, rows), where 1 / total is written
+    inverse: int  # 1 / total of the query heads' rows: written with ``normalise``, read by BOTH
+    inverse_b: int
+    inverse_h: int
+    inverse_i: int
     normalise: int
-    dim: int  # of a and b, an appended column included
+    b_scaled: int  # whether b is multiplied by it (BOTH is in any case)
+    dim: int  # of a and b, the column of ONE or BOTH included
     pairs: int
     heads: int  # pairs of one batch element
     rows: int  # of a and out
@@ -69,4 +80,4 @@ call_at = record_reader(
     numba.from_dtype(np.dtype([(name, np.float64 if name == "eps" else np.int64) for name in NAMES]))
 )
 
-__all__ = ["BLOCK", "CHUNK", "ELU1", "LAYOUT", "ONE", "PLAIN", "RELU", "STRIP", "Call", "call_at"]
+__all__ = ["BLOCK", "BOTH", "CHUNK", "ELU1", "LAYOUT", "ONE", "PLAIN", "RELU", "STRIP", "Call", "call_at"]

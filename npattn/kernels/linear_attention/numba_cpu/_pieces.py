@@ -10,6 +10,7 @@ from npattn.kernels._simd.vectors import (
     cast,
     div,
     fma,
+    hsum,
     keep_between,
     keep_where_equal,
     lanes,
@@ -25,6 +26,7 @@ from npattn.kernels._simd.vectors import (
     vector_bytes,
 )
 from npattn.kernels.linear_attention.numba_cpu._params import (
+    BOTH,
     ELU1,
     ONE,
     PLAIN,
@@ -79,8 +81,64 @@ def load_rows(source, source_row, target, target_row, rows, dim, kind, one):
 
 
 @part()
+def load_both(dout, dout_row, out, out_row, inverse, inverse_i, target, target_row, rows, dim, one):
+    """Rows of ``dboth = [dout * inverse | -(dout · out) * inverse]``."""
+    n = lanes(one)
+    size = scalar_bytes(one)
+    width = vector_bytes(one)
+    vectors = dim // n
+    for r in range(rows):
+        x_row = dout + r * dout_row
+        y_row = out + r * out_row
+        t = target + r * target_row
+        share = load_scalar(inverse + r * inverse_i, one)
+        shares = splat(share)
+        total = splat(cast(0.0, one))
+        for c in range(vectors):
+            x = load(x_row + c * width, one)
+            total = fma(x, load(y_row + c * width, one), total)
+            store(t + c * width, mul(x, shares))
+        dot = hsum(total)
+        for d in range(vectors * n, dim):
+            number = load_scalar(x_row + d * size, one)
+            dot = dot + number * load_scalar(y_row + d * size, one)
+            store_scalar(t + d * size, number * share)
+        store_scalar(t + dim * size, -dot * share)
+
+
+@part()
+def load_a(p, b, h, i0, count, target, target_row, one):
+    """Rows of a."""
+    source = p.a + b * p.a_b + h * p.a_h + i0 * p.a_i
+    if p.a_kind == BOTH:
+        inverse = p.inverse + b * p.inverse_b + h * p.inverse_h + i0 * p.inverse_i
+        out = p.e + b * p.e_b + h * p.e_h + i0 * p.e_i
+        load_both(source, p.a_i, out, p.e_i, inverse, p.inverse_i, target, target_row, count, p.a_dim, one)
+    else:
+        load_rows(source, p.a_i, target, target_row, count, p.a_dim, p.a_kind, one)
+
+
+@part()
+def load_b(p, b, h, i0, count, target, target_row, one):
+    """Rows of b."""
+    width = vector_bytes(one)
+    source = p.b + b * p.b_b + h * p.b_h + i0 * p.b_i
+    inverse = p.inverse + b * p.inverse_b + h * p.inverse_h + i0 * p.inverse_i
+    if p.b_kind == BOTH:
+        out = p.e + b * p.e_b + h * p.e_h + i0 * p.e_i
+        load_both(source, p.b_i, out, p.e_i, inverse, p.inverse_i, target, target_row, count, p.b_dim, one)
+    else:
+        load_rows(source, p.b_i, target, target_row, count, p.b_dim, p.b_kind, one)
+    if p.b_scaled:
+        for r in range(count):
+            share = splat(load_scalar(inverse + r * p.inverse_i, one))
+            for at in range(target + r * target_row, target + (r + 1) * target_row, width):
+                store(at, mul(load(at, one), share))
+
+
+@part()
 def times_slope(row, y, dim, kind, one):
-    """A row of gradients times φ', read off φ: min(φ, 1) for elu1, 1 where φ is not 0 for relu."""
+    """A row of gradients times φ' at y: min(exp(y), 1) for elu1, 1 where y > 0 for relu."""
     n = lanes(one)
     size = scalar_bytes(one)
     width = vector_bytes(one)
@@ -92,18 +150,18 @@ def times_slope(row, y, dim, kind, one):
     minus = splat(-unit)
     if kind == ELU1:
         for c in range(vectors):
-            slopes = sub(zeros, maximum(minus, sub(zeros, load(y + c * width, one))))
+            slopes = sub(zeros, maximum(minus, sub(zeros, exp(load(y + c * width, one)))))
             store(row + c * width, mul(load(row + c * width, one), slopes))
     else:
         for c in range(vectors):
-            slopes = keep_where_equal(load(y + c * width, one), zero, zeros, ones)
+            positive = maximum(load(y + c * width, one), zeros)
+            slopes = keep_where_equal(positive, zero, zeros, ones)
             store(row + c * width, mul(load(row + c * width, one), slopes))
     for d in range(vectors * n, dim):
         value = load_scalar(y + d * size, one)
-        if kind == RELU:
-            slope = zero if value == zero else unit
-        else:
-            slope = unit if value > unit else value
+        slope = unit if value > zero else zero
+        if kind == ELU1 and not (value > zero):
+            slope = exp_scalar(value)
         store_scalar(row + d * size, load_scalar(row + d * size, one) * slope)
 
 
@@ -192,7 +250,7 @@ def finish(p, b, h, i0, count, acc, acc_row, totals, one):
     unit = cast(1.0, one)
     vectors = (p.c_dim + n - 1) // n
     target = p.out + b * p.out_b + h * p.out_h + i0 * p.out_i
-    inverse = p.inverse + ((b * p.heads * p.a_heads + h) * p.rows + i0) * size
+    inverse = p.inverse + b * p.inverse_b + h * p.inverse_h + i0 * p.inverse_i
     if p.normalise:
         for r in range(0, count, n):  # row r's sum to place r: behind those still to be read
             store(totals + r * size, row_sums(totals + r * width, width, one))
@@ -211,7 +269,7 @@ def finish(p, b, h, i0, count, acc, acc_row, totals, one):
                     factor = unit
                     for c in range(vectors):
                         store(row + c * width, div(load(row + c * width, one), splat(total)))
-            store_scalar(inverse + r * size, share)
+            store_scalar(inverse + r * p.inverse_i, share)
             store_row(row, target + r * p.out_i, p.c_dim, factor, 0, one)
     else:
         y = p.y + b * p.y_b + h * p.y_h + i0 * p.y_i
@@ -222,4 +280,4 @@ def finish(p, b, h, i0, count, acc, acc_row, totals, one):
             store_row(row, target + r * p.out_i, p.c_dim, unit, 0, one)
 
 
-__all__ = ["add_columns", "carry", "cut", "dots", "finish", "load_rows", "part_nonfinite"]
+__all__ = ["add_columns", "carry", "cut", "dots", "finish", "load_a", "load_b", "load_rows", "part_nonfinite"]

@@ -29,22 +29,16 @@ from npattn.kernels._parts import part
 from npattn.kernels._simd.matmul import matmul
 from npattn.kernels._simd.vectors import (
     cast,
-    fma,
-    hsum,
     lanes,
     lesser,
-    load,
-    load_scalar,
-    mul,
     scalar_bytes,
-    splat,
-    store,
     store_scalar,
     vector_bytes,
 )
 from npattn.kernels.linear_attention.numba_cpu._params import (
     BLOCK,
     CHUNK,
+    PLAIN,
     STRIP,
     call_at,
 )
@@ -54,6 +48,8 @@ from npattn.kernels.linear_attention.numba_cpu._pieces import (
     cut,
     dots,
     finish,
+    load_a,
+    load_b,
     load_rows,
     part_nonfinite,
 )
@@ -93,6 +89,7 @@ def _walk(p, unit, scratch, one):
     b = pair // p.heads
     g = pair % p.heads
     state = p.states + (pair * p.segments + segment) * p.state_bytes
+    fill_zero(c, CHUNK * c_vectors, one)  # what pads a row
     copy_rows(state, 0, stack, 0, 1, dim * c_vectors * n, 0, one)
     copy_rows(state + dim * c_row, 0, z, 0, 1, dim, 0, one)
     for j in range(dim, dim + CHUNK + n):
@@ -102,19 +99,17 @@ def _walk(p, unit, scratch, one):
         count = lesser(CHUNK, stop - i0)
         for hc in range(p.c_heads):
             h = g * p.c_heads + hc
-            load_rows(
-                p.b + b * p.b_b + h * p.b_h + i0 * p.b_i, p.b_i, b_rows, b_row, count, p.b_dim, p.b_kind, one
-            )
+            load_b(p, b, h, i0, count, b_rows, b_row, one)
             pack_transposed(b_rows, b_row, b_columns, t_row, count, dim, cast(1.0, one), 0, one)
-            copy_rows(p.c + b * p.c_b + h * p.c_h + i0 * p.c_i, p.c_i, c, c_row, count, p.c_dim, 0, one)
+            source = p.c + b * p.c_b + h * p.c_h + i0 * p.c_i
+            load_rows(source, p.c_i, c, c_row, count, p.c_dim, p.c_kind, one)
             broken = has_nonfinite(c, c_row, count, c_vectors, one)
             if broken:
                 part_nonfinite(c, extra, count * c_vectors, one)
             for ha in range(p.a_heads):
                 h = g * p.a_heads + ha
                 if hc == 0:
-                    a = p.a + b * p.a_b + h * p.a_h + i0 * p.a_i
-                    load_rows(a, p.a_i, rows, row_bytes, count, p.a_dim, p.a_kind, one)
+                    load_a(p, b, h, i0, count, rows, row_bytes, one)
                 for r in range(0, count, STRIP):
                     some = lesser(STRIP, count - r)
                     seen = r + some
@@ -173,17 +168,16 @@ def _sum(p, unit, scratch, one):
     state = p.states + (pair * p.segments + segment) * p.state_bytes
     z = state + p.dim * c_row
     fill_zero(state, p.dim * c_vectors + b_row // width, one)
+    fill_zero(copied, CHUNK * c_vectors, one)  # what pads a row
     stop = lesser((segment + 1) * p.segment_rows, p.length)
     for h in range(g * p.c_heads, (g + 1) * p.c_heads):
         for i0 in range(segment * p.segment_rows, stop, CHUNK):
             count = lesser(CHUNK, stop - i0)
-            load_rows(
-                p.b + b * p.b_b + h * p.b_h + i0 * p.b_i, p.b_i, b_rows, b_row, count, p.b_dim, p.b_kind, one
-            )
+            load_b(p, b, h, i0, count, b_rows, b_row, one)
             c = p.c + b * p.c_b + h * p.c_h + i0 * p.c_i
             c_i = p.c_i
-            if p.c_dim % n != 0:  # no whole vectors
-                copy_rows(c, c_i, copied, c_row, count, p.c_dim, 0, one)
+            if p.c_dim % n != 0 or p.c_kind != PLAIN:  # no whole vectors, or not as it is
+                load_rows(c, c_i, copied, c_row, count, p.c_dim, p.c_kind, one)
                 c = copied
                 c_i = c_row
             matmul(b_rows, size, b_row, c, c_i, state, c_row, p.dim, c_vectors, count, True, one)
@@ -215,60 +209,11 @@ def _apply(p, unit, scratch, one):
         count = lesser(CHUNK, stop - i0)
         if p.normalise and p.dim % n != 0:  # z is 0 there
             fill_zero(rows, count * (a_row // width), one)
-        load_rows(p.a + b * p.a_b + h * p.a_h + i0 * p.a_i, p.a_i, rows, a_row, count, p.a_dim, p.a_kind, one)
+        load_a(p, b, h, i0, count, rows, a_row, one)
         matmul(rows, a_row, size, state, c_row, acc, c_row, count, c_vectors, p.dim, False, one)
         if p.normalise:
             dots(rows, a_row, z, count, a_row // width, totals, one)
         finish(p, b, h, i0, count, acc, c_row, totals, one)
-
-
-@part()
-def _both(p, unit, one):
-    """A block of rows of ``dboth = [dout * inverse | -(dout · out) * inverse]``.
-
-    a is dout, b out, ``inverse`` read; written to ``out``, whose rows are padded to whole vectors.
-    """
-    n = lanes(one)
-    size = scalar_bytes(one)
-    width = vector_bytes(one)
-    vectors = p.a_dim // n
-    blocks = (p.rows + BLOCK - 1) // BLOCK
-    head = unit // blocks
-    b = head // (p.heads * p.a_heads)
-    h = head % (p.heads * p.a_heads)
-    first = unit % blocks * BLOCK
-    for i in range(first, lesser(first + BLOCK, p.rows)):
-        dout = p.a + b * p.a_b + h * p.a_h + i * p.a_i
-        out = p.b + b * p.b_b + h * p.b_h + i * p.b_i
-        target = p.out + b * p.out_b + h * p.out_h + i * p.out_i
-        share = load_scalar(p.inverse + (head * p.rows + i) * size, one)
-        shares = splat(share)
-        total = splat(cast(0.0, one))
-        for c in range(vectors):
-            x = load(dout + c * width, one)
-            total = fma(x, load(out + c * width, one), total)
-            store(target + c * width, mul(x, shares))
-        dot = hsum(total)
-        for d in range(vectors * n, p.a_dim):
-            number = load_scalar(dout + d * size, one)
-            dot = dot + number * load_scalar(out + d * size, one)
-            store_scalar(target + d * size, number * share)
-        store_scalar(target + p.a_dim * size, -dot * share)
-
-
-@part()
-def _features(p, unit, one):
-    """φ of a block of rows of one head of a, into ``out``."""
-    blocks = (p.rows + BLOCK - 1) // BLOCK
-    head = unit // blocks
-    b = head // (p.heads * p.a_heads)
-    h = head % (p.heads * p.a_heads)
-    first = unit % blocks * BLOCK
-    count = lesser(BLOCK, p.rows - first)
-    load_rows(
-        p.a + b * p.a_b + h * p.a_h + first * p.a_i, p.a_i,
-        p.out + b * p.out_b + h * p.out_h + first * p.out_i, p.out_i, count, p.a_dim, p.a_kind, one,
-    )  # fmt: skip
 
 
 @part()
@@ -289,18 +234,6 @@ def _apply_units(where, start, stop, scratch, one):
         _apply(call_at(where), unit, scratch, one)
 
 
-@part()
-def _both_units(where, start, stop, one):
-    for unit in range(start, stop):
-        _both(call_at(where), unit, one)
-
-
-@part()
-def _feature_units(where, start, stop, one):
-    for unit in range(start, stop):
-        _features(call_at(where), unit, one)
-
-
 @jit
 def walk_units(where, start, stop, scratch, one):
     """Units (segment * pairs + pair) of causal products."""
@@ -317,15 +250,3 @@ def sum_units(where, start, stop, scratch, one):
 def apply_units(where, start, stop, scratch, one):
     """Units (head * blocks + block): products with the state of all rows."""
     _apply_units(where, start, stop, scratch, one)
-
-
-@jit
-def both_units(where, start, stop, scratch, one):
-    """Units (head * blocks + block): what the backward pass begins with."""
-    _both_units(where, start, stop, one)
-
-
-@jit
-def feature_units(where, start, stop, scratch, one):
-    """Units (head * blocks + block): φ by itself."""
-    _feature_units(where, start, stop, one)
