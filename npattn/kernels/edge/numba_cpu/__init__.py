@@ -2,7 +2,9 @@
 
 =========  ==================================================================================================
 _lanes     vector operations: many dot products summed together, weighted sums of gathered rows
-_walk      the four walks over work items
+_chunk     what happens to a chunk of edges of one node
+_forward   the walks forward and for the weights
+_backward  the walks backward, by receiving and by sending node
 _call      a call as a record of addresses and tables
 this file  arrays in, arrays out; work items over threads; parts of hubs merged in order
 =========  ==================================================================================================
@@ -22,7 +24,7 @@ from npattn._typing import Array
 from npattn.kernels._jit import INTERPRETED, address
 from npattn.kernels._simd._host import lanes
 from npattn.kernels.edge.contract import EdgeArrays, EdgeForward, EdgeGrads, EdgeProblem
-from npattn.kernels.edge.numba_cpu import _walk
+from npattn.kernels.edge.numba_cpu import _backward, _forward
 from npattn.kernels.edge.numba_cpu._call import Call
 from npattn.plans.edges import EdgePlan
 
@@ -49,7 +51,7 @@ def forward(problem: EdgeProblem, plan: EdgePlan, arrays: EdgeArrays) -> EdgeFor
     )
     for call in _calls(problem, plan, arrays):
         _set_rows(call, out=out, m=m, l=l, part_out=part_out, part_m=part_m, part_l=part_l)
-        _run_parts(_walk.forward_item, call, plan.row_items, hubs)
+        _run_parts(_forward.forward_item, call, plan.row_items, hubs)
     for node, these in hubs.parts:
         top = np.where(part_l[these] != 0, part_m[these], -np.inf).max(axis=0)
         m[node] = np.where(np.isneginf(top), 0, top)
@@ -67,7 +69,7 @@ def weights(problem: EdgeProblem, plan: EdgePlan, arrays: EdgeArrays, m: Array, 
     for call in _calls(problem, plan, arrays):
         _set_rows(call, m=m, l=l, edge_out=p)
         call.set(needs_edges=True)
-        _run(_walk.weights_item, call, len(plan.row_items))
+        _run(_forward.weights_item, call, len(plan.row_items))
     return p
 
 
@@ -107,9 +109,9 @@ def backward(
             call.set(datt=att_items)
         if features is not None:
             call.set(dfeatures=features)
-        _run_parts(_walk.backward_target_item, call, plan.row_items, row_hubs)
+        _run_parts(_backward.backward_target_item, call, plan.row_items, row_hubs)
         _set_rows(call, dk=dk, dv=dv, part_out=col_parts, part_dv=col_parts_v)
-        _run_parts(_walk.backward_source_item, call, plan.col_items, col_hubs)
+        _run_parts(_backward.backward_source_item, call, plan.col_items, col_hubs)
         if datt is not None and att_items is not None:
             datt[call.heads] = att_items.sum(axis=0)
         if dfeatures is not None and features is not None and dweight is not None:
