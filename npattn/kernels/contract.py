@@ -38,6 +38,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from npattn._arrays import array_module
 from npattn._typing import Array
 
 
@@ -68,6 +69,29 @@ def split_scale(scale: float) -> tuple[float, float]:
     last cannot underflow.
     """
     return (scale, 1.0) if abs(scale) <= 1.0 else (1.0, scale)
+
+
+def dbias_of_rows(
+    shape: tuple[int, ...], m: Array, l: Array, e: Array, dlse: Array | None, sinks: Array | None
+) -> Array:
+    """Gradient of a bias that all keys of a row share, without a look at a pair.
+
+    ``sum_j p_j (dp_j - delta + dlse)``, with ``sum_j p_j dp_j = delta`` and ``sum_j p_j = 1 - p_sink``, is
+    ``p_sink e + dlse`` with ``e = delta - dlse``: nothing without a sink and dlse, where the sum over the
+    pairs would only round.
+
+    ``shape`` is that of the bias, (batch or 1, heads_q or 1, len_q or 1, 1); m, l, e and dlse have one entry
+    a row.
+    """
+    xp = array_module(m)
+    rows = xp.zeros_like(m) if dlse is None else xp.where(l != 0, dlse, 0)
+    if sinks is not None:
+        with np.errstate(invalid="ignore"):  # a sink of -inf in a row that sees nothing
+            share = xp.exp(sinks[:, None] - m) / xp.where(l != 0, l, 1)
+            rows = rows + xp.where((l != 0) & (share != 0), share * e, 0)
+    shared = tuple(axis for axis in range(3) if shape[axis] == 1)
+    total: Array = rows.sum(axis=shared, dtype=np.float64, keepdims=True)
+    return total[..., None]
 
 
 class Forward(NamedTuple):
@@ -142,4 +166,4 @@ class Implementation(Protocol):
         """The transposed formula above."""
 
 
-__all__ = ["AttentionGrads", "Forward", "Implementation", "Problem", "split_scale"]
+__all__ = ["AttentionGrads", "Forward", "Implementation", "Problem", "dbias_of_rows", "split_scale"]

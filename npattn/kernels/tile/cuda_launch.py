@@ -438,7 +438,7 @@ def backward_launches(
         grid = -(-num_rows * problem.head_dim // col_threads)
         launches.append(Launch(cols_kernel, "attention_dq_from_sum", grid, col_threads, 0, params))
 
-    if problem.has_bias:
+    if problem.has_bias and arrays["bias"].shape[3] > 1:  # else kernels.contract.dbias_of_rows
         kernel, cut = kernel_of("dbias", problem)
         bias = arrays["bias"].shape
         grid = bias[0] * bias[1] * (-(-problem.len_q // cut.block) if bias[2] > 1 else 1)

@@ -15,7 +15,7 @@ from typing import Any, Final
 from npattn._arrays import accumulation_dtype, array_module
 from npattn._typing import Array
 from npattn.kernels import _cuda
-from npattn.kernels.contract import AttentionGrads, Forward, Problem
+from npattn.kernels.contract import AttentionGrads, Forward, Problem, dbias_of_rows
 from npattn.kernels.tile import cuda_launch
 from npattn.plans.tiles import TilePlan
 
@@ -229,6 +229,9 @@ def backward(
         if atomics:
             arrays["dq_sum"] = xp.zeros(q.shape, acc)
         _cuda.run(cuda_launch.backward_launches(problem, _on_device(plan, q), arrays, atomics))
+        if bias is not None and bias.shape[3] == 1:
+            rows = (arrays[name] for name in ("m", "l", "delta", "dlse", "sinks"))
+            arrays["dbias"][...] = dbias_of_rows(bias.shape, *rows)
     return AttentionGrads(arrays["dq"], arrays["dk"], arrays["dv"], arrays["dbias"], arrays["dsinks"])
 
 

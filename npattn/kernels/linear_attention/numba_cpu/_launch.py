@@ -29,7 +29,7 @@ USABLE: Final = not INTERPRETED
 _KINDS: Final = {"identity": PLAIN, "elu1": ELU1, "relu": RELU}
 
 _PAIRS: Final = 8  # so many (batch element, key head) pairs are units enough
-_SHORTEST: Final = 8 * CHUNK  # rows of a segment
+_SHORTEST: Final = 256  # rows of a segment
 _SERIAL: Final = 200_000  # multiply-adds below which waking a helper costs more than it brings
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from npattn.kernels._simd.vectors import record_reader
 
-CHUNK: Final = 32  # rows of a chunk; a multiple of the lanes
+CHUNK: Final = 16  # rows of a chunk; a multiple of the lanes
 STRIP: Final = 12  # rows; two register tiles
 BLOCK: Final = 256  # rows that ``apply_units`` and the like take at a time
 

@@ -17,7 +17,7 @@ once per key tile.
 dbias: where one unit sees every pair that a bias entry belongs to, dS is added to it on the way; a bias
 shared by batch elements or by heads of several units is served by `bias_units`, which recomputes S and dP
 (two more products), each unit owning the entries it adds to. A bias that all keys of a row share needs no
-pair at all (`_launch._dbias_of_rows`).
+pair at all (`kernels.contract.dbias_of_rows`).
 
 ``dot`` (bfloat16 on processors with its dot products): all five products take pairs of bfloat16, added up in
 float32. P and dS are rounded once their rows are done, P in pairs along the queries, dS both ways;

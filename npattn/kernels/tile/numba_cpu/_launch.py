@@ -15,7 +15,7 @@ from npattn._arrays import accumulation_dtype
 from npattn._typing import Array
 from npattn.kernels import _jit, _team
 from npattn.kernels._simd import _host
-from npattn.kernels.contract import AttentionGrads, Forward, Problem
+from npattn.kernels.contract import AttentionGrads, Forward, Problem, dbias_of_rows
 from npattn.kernels.tile.numba_cpu import _backward, _forward, _merge
 from npattn.kernels.tile.numba_cpu._params import at, broadcast_at, describe, record, storage_kind, template
 from npattn.plans.tiles import TilePlan
@@ -353,27 +353,9 @@ def backward(
         rows = launch.plan.row_ptr.shape[1] - 1 if dbias.shape[2] > 1 else 1
         phase(_backward.bias_units, dbias.shape[0] * dbias.shape[1] * rows, launch.work // _ITEM)
     if keys_share and dbias is not None:
-        dbias[...] = _dbias_of_rows(dbias.shape, m, l, e, dlse, sinks)
+        dbias[...] = dbias_of_rows(dbias.shape, m, l, e, dlse, sinks)
     total = None if dsinks is None else dsinks.sum(0).astype(accumulation)
     return AttentionGrads(dq_out, dk, dv, dbias, total)
-
-
-def _dbias_of_rows(
-    shape: tuple[int, ...], m: Array, l: Array, e: Array, dlse: Array | None, sinks: Array | None
-) -> Array:
-    """Gradient of a bias that all keys of a row share, without a look at a pair.
-
-    ``sum_j p_j (dp_j - delta + dlse)``, with ``sum_j p_j dp_j = delta`` and ``sum_j p_j = 1 - p_sink``, is
-    ``p_sink (delta - dlse) + dlse``: nothing without a sink and dlse, where the sum would only round.
-    """
-    rows = np.zeros_like(m) if dlse is None else np.where(l != 0, dlse, 0)
-    if sinks is not None:
-        with np.errstate(invalid="ignore"):  # a sink of -inf in a row that sees nothing
-            share = np.exp(sinks[:, None] - m) / np.where(l != 0, l, 1)
-            rows += np.where((l != 0) & (share != 0), share * e, 0)
-    shared = tuple(axis for axis in range(3) if shape[axis] == 1)
-    total: Array = rows.sum(axis=shared, dtype=np.float64, keepdims=True)
-    return total[..., None]
 
 
 def _key_chunks(plan: TilePlan, pairs: int) -> tuple[Array, Array]:
