@@ -88,8 +88,9 @@ def linear_attention(
     Notes
     -----
     Time O(length · features · (head_dim_v + chunk)), memory O(length · (features + head_dim_v)). Sums are
-    kept in float64 for float64, else in float32. The query meets the *summed* keys in the denominator, so
-    the weights φ(q_i)·φ(k_j) / Σ of each query sum to 1 (up to eps).
+    kept in float64 for float64, else in float32; on the CPU by explicit vectors where Numba is installed,
+    with results that do not depend on the number of threads. The query meets the *summed* keys in the
+    denominator, so the weights φ(q_i)·φ(k_j) / Σ of each query sum to 1 (up to eps).
 
     References
     ----------

@@ -251,7 +251,8 @@ def test_attention_agrees_with_the_oracle_at_every_width(width: int) -> None:
 def test_every_width_passes(width: int) -> None:
     if os.environ.get("NPATTN_VECTOR_WIDTH"):
         pytest.skip("this is the run at a forced width")
-    files = [str(Path(__file__)), str(Path(__file__).parent / "test_numba_tile.py")]
+    names = ("test_numba_tile.py", "test_linear_kernels.py")
+    files = [str(Path(__file__)), *(str(Path(__file__).parent / name) for name in names)]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", *files],
         env={**os.environ, "NPATTN_VECTOR_WIDTH": str(width)},
