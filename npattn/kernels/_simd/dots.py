@@ -1,4 +1,4 @@
-"""Dot products of one row with as many rows as a vector has lanes, and prefetching.
+"""Dot products of one row with as many rows as a vector has lanes.
 
 For few queries this replaces a matrix product: the rows are read once, in order, as they lie, and nothing is
 transposed in memory. A sum of products for each row is kept in a register; a tree of shuffles then adds up
@@ -9,7 +9,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from npattn.kernels._simd.storage import I16, _widen_bfloat, _widen_half
@@ -120,19 +119,4 @@ def _shuffled(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 
 
-@intrinsic
-def prefetch(typingctx: Any, address: Any) -> Any:
-    """Ask for the cache line at ``address``, which need not exist, into the second-level cache."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        where = builder.inttoptr(arguments[0], pointer)
-        builder.call(function, [where, I32(0), I32(2), I32(1)])  # a read, level 2, data
-        return context.get_dummy_value()
-
-    return types.void(types.intp), codegen
-
-
-__all__ = ["dots", "dots_bfloat", "dots_half", "prefetch"]
+__all__ = ["dots", "dots_bfloat", "dots_half"]

@@ -378,18 +378,25 @@ def cast_int32(typingctx: Any, value: Any) -> Any:
     return types.int32(types.intp), codegen
 
 
-@intrinsic
-def prefetch(typingctx: Any, address: Any) -> Any:
-    """Begin to bring the cache line of ``address`` near; any address will do."""
+def _prefetcher(near: int) -> Any:
+    @intrinsic
+    def operation(typingctx: Any, address: Any) -> Any:
+        """Begin to bring the cache line of ``address`` near; any address will do."""
 
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        place = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-        kind = ir.FunctionType(ir.VoidType(), [place.type, I32, I32, I32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [place, I32(0), I32(3), I32(1)])  # to read, keep, data
-        return context.get_dummy_value()
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            place = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+            kind = ir.FunctionType(ir.VoidType(), [place.type, I32, I32, I32])
+            function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+            builder.call(function, [place, I32(0), I32(near), I32(1)])  # to read; data
+            return context.get_dummy_value()
 
-    return types.void(types.intp), codegen
+        return types.void(types.intp), codegen
+
+    return operation
+
+
+prefetch = _prefetcher(3)  # into the first-level cache
+prefetch_2 = _prefetcher(2)  # into the second
 
 
 def _chooser(comparison: str) -> Any:

@@ -42,7 +42,7 @@ from numba import types
 
 from npattn.kernels._jit import jit
 from npattn.kernels._parts import part
-from npattn.kernels._simd.dots import dots, dots_bfloat, dots_half, prefetch
+from npattn.kernels._simd.dots import dots, dots_bfloat, dots_half
 from npattn.kernels._simd.matmul import matmul
 from npattn.kernels._simd.vectors import (
     add,
@@ -56,6 +56,7 @@ from npattn.kernels._simd.vectors import (
     load_int32,
     load_scalar,
     only_first,
+    prefetch_2,
     scalar_bytes,
     splat,
     store,
@@ -181,10 +182,10 @@ def ask_for_pages(p, b, g, j0, j1):
             v = value_at(p, b, g, at)
             for r in range(end - at):
                 for line in range(0, p.dim * p.item, LINE):
-                    prefetch(k + r * p.k_j + line)
+                    prefetch_2(k + r * p.k_j + line)
             for r in range(end - at):
                 for line in range(0, p.dim_v * p.item, LINE):
-                    prefetch(v + r * p.v_j + line)
+                    prefetch_2(v + r * p.v_j + line)
         at = end
 
 
