@@ -282,6 +282,33 @@ except ValueError as error:
     assert _run(code, NUMBA_DISABLE_JIT="1") == "True"
 
 
+@pytest.mark.skipif(not _host.IS_X86, reason="names features of x86 processors")
+@pytest.mark.parametrize("features", ["", "+sse4.1,+sse4.2", "+avx,+avx2,+fma"])
+def test_processors_without_conversions_or_rounding_compute_too(features: str, tmp_path: Path) -> None:
+    """No F16C: float16 goes to NumPy. No SSE4.1: exp rounds without the instruction."""
+    code = """
+import numpy as np, npattn
+from npattn.kernels._simd import _host
+assert not _host.HAS_HALF
+rng = np.random.default_rng(0)
+q, k, v, dout = (5 * rng.standard_normal((1, 2, 70, 16)) for _ in range(4))
+for dtype, limit in (("f4", 3e-5), ("f8", 1e-12)):
+    arrays = [x.astype(dtype) for x in (q, k, v)]
+    out, pullback = npattn.attention_vjp(*arrays, softcap=3.0, backend="numba")
+    exact, exact_pullback = npattn.attention_vjp(*map(np.float64, arrays), softcap=3.0, backend="oracle")
+    grads = zip((out, *pullback(dout.astype(dtype))[:3]), (exact, *exact_pullback(dout)[:3]), strict=True)
+    assert all(abs(a - b).max() < limit for a, b in grads)
+half = [x.astype("f2") for x in (q, k, v)]
+assert abs(npattn.attention(*half).astype("f8") - npattn.attention(*half, backend="oracle")).max() < 0.02
+try:
+    npattn.attention(*half, backend="numba")
+except ValueError as error:
+    print("F16C" in str(error))
+"""
+    environment = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": features}
+    assert _run(code, NUMBA_CACHE_DIR=str(tmp_path), **environment) == "True"
+
+
 _SMALL = """
 import numpy as np, npattn
 from npattn.kernels._jit import jit

@@ -39,6 +39,7 @@ WIDTH = _width()
 HAS_FMA = not IS_X86 or "fma" in CPU_FEATURES or "avx512f" in CPU_FEATURES
 HAS_SCALEF = IS_X86 and WIDTH == 16 and "avx512f" in CPU_FEATURES
 HAS_HALF = not IS_X86 or "f16c" in CPU_FEATURES or "avx512f" in CPU_FEATURES
+HAS_RINT = not IS_X86 or "sse4.1" in CPU_FEATURES or "avx" in CPU_FEATURES or "avx512f" in CPU_FEATURES
 # before LLVM 16 (numba < 0.62) the intrinsics of bf16 had other operand types
 HAS_BF16_DOT = IS_X86 and WIDTH == 16 and "avx512bf16" in CPU_FEATURES and llvm.llvm_version_info[0] >= 16
 TILE_ROWS = 6

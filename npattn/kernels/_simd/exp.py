@@ -55,7 +55,7 @@ def emit_exp(builder: Any, vec: Vec, x: Any) -> Any:
     low, high = constant(kind, lowest), constant(kind, highest)
     x = builder.select(builder.fcmp_ordered(">", low, x), low, x)  # this order leaves NaN as it is
     x = builder.select(builder.fcmp_ordered("<", high, x), high, x)
-    n = call_same(builder, "llvm.rint", builder.fmul(x, constant(kind, 1.0 / math.log(2.0))))
+    n = _emit_rint(builder, builder.fmul(x, constant(kind, 1.0 / math.log(2.0))), mantissa)
     r = emit_fma(builder, n, constant(kind, -ln2_high), x)
     r = emit_fma(builder, n, constant(kind, -ln2_low), r)
     tail = _polynomial(builder, r, coefficients)
@@ -69,6 +69,14 @@ def emit_exp(builder: Any, vec: Vec, x: Any) -> Any:
         bits = builder.shl(builder.add(part, constant(integers, bias)), constant(integers, mantissa))
         y = builder.fmul(y, builder.bitcast(bits, kind))
     return y
+
+
+def _emit_rint(builder: Any, x: Any, mantissa: int) -> Any:
+    """The nearest whole number of small ``x``; without SSE4.1 by a sum that has no room for the fraction."""
+    if _host.HAS_RINT:
+        return call_same(builder, "llvm.rint", x)
+    large = constant(x.type, 1.5 * 2.0**mantissa)
+    return builder.fsub(builder.fadd(x, large), large)
 
 
 def _emit_scalef(builder: Any, vec: Vec, y: Any, n: Any) -> Any:

@@ -11,6 +11,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from npattn.kernels._simd import _host
 from npattn.kernels._simd.vectors import (
     I32,
     Vec,
@@ -39,6 +40,8 @@ class BFloat(ir.Type):  # type: ignore[misc]
 
 def _widen_half(builder: Any, bits: Any, kind: Any) -> Any:
     """float16 bits (i16 or a vector of them) to ``kind``."""
+    if not _host.HAS_HALF:  # such calls are declined; LLVM would look for a function to convert with
+        return ir.Constant(kind, ir.Undefined)
     if isinstance(bits.type, ir.VectorType):
         half: Any = ir.VectorType(ir.HalfType(), bits.type.count)
     else:
@@ -88,6 +91,8 @@ def _round_half(builder: Any, value: Any) -> Any:
     """To float16 bits, nearest even."""
     value, integers = _as_float32(builder, value)
     vector = isinstance(integers, ir.VectorType)
+    if not _host.HAS_HALF:
+        return ir.Constant(ir.VectorType(I16, integers.count) if vector else I16, ir.Undefined)
     half: Any = ir.VectorType(ir.HalfType(), integers.count) if vector else ir.HalfType()
     narrow: Any = ir.VectorType(I16, integers.count) if vector else I16
     return builder.bitcast(builder.fptrunc(value, half), narrow)
