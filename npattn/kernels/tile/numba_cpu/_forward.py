@@ -329,9 +329,10 @@ def forward_units_of_pairs(address, first, stop, scratch, one):
 
 @part(static=("dot",))
 def _forward_units(address, first, stop, scratch, dot, one):
-    """Units first .. stop; unit = ((split * chunks + chunks - 1 - chunk) * batch + b) * heads_kv + g.
+    """Units first .. stop; rank = ((split * chunks + chunks - 1 - chunk) * batch + b) * heads_kv + g.
 
-    A chunk is a share of the query tiles. With few queries there is one, and the key tiles are cut into
+    By rank the costly ones come first (under a causal mask the last chunks). The team takes units from both
+    ends, so they alternate between them, and what is left for the end, in the middle, is small. A chunk is a share of the query tiles. With few queries there is one, and the key tiles are cut into
     splits instead; `_merge` joins what they found.
     """
     p = params_at(address)
@@ -352,11 +353,13 @@ def _forward_units(address, first, stop, scratch, dot, one):
     keys += 4 * p.tile_q * size  # m, shares, totals, again
     if dot:
         keys += p.tile_k * (value_vectors * width + p.tile_q * 2)  # plain_v, rounded
+    units = p.splits * p.chunks * pairs
     for unit in range(first, stop):
-        split = unit // (p.chunks * pairs)
-        chunk = p.chunks - 1 - unit // pairs % p.chunks
-        b = unit % pairs // p.heads_kv
-        g = unit % pairs % p.heads_kv
+        rank = 2 * unit if 2 * unit < units else 2 * (units - unit) - 1
+        split = rank // (p.chunks * pairs)
+        chunk = p.chunks - 1 - rank // pairs % p.chunks
+        b = rank % pairs // p.heads_kv
+        g = rank % pairs % p.heads_kv
         row_first = p.num_rows * chunk // p.chunks
         row_stop = p.num_rows * (chunk + 1) // p.chunks
         tile_first = p.num_cols * split // p.splits
