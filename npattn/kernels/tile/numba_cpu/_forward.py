@@ -332,7 +332,9 @@ def _forward_units(address, first, stop, scratch, dot, one):
     """Units first .. stop; rank = ((split * chunks + chunks - 1 - chunk) * batch + b) * heads_kv + g.
 
     By rank the costly ones come first (under a causal mask the last chunks). The team takes units from both
-    ends, so they alternate between them, and what is left for the end, in the middle, is small. A chunk is a share of the query tiles. With few queries there is one, and the key tiles are cut into
+    ends, so they alternate between them, and what is left for the end, in the middle, is small.
+
+    A chunk is a share of the query tiles. With few queries there is one, and the key tiles are cut into
     splits instead; `_merge` joins what they found.
     """
     p = params_at(address)
