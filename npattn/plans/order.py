@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from npattn._typing import Array
+from npattn.masks._arguments import FAR
 from npattn.masks.base import And, Extent, Mask, Not, Or, as_intervals
 from npattn.masks.interval import Full, Window
 from npattn.masks.pattern import Dilated, GlobalTokens, Strided
@@ -129,7 +130,8 @@ def _by_remainder(mask: Mask, leaf: Dilated, extent: Extent) -> Order | None:
         return None
     shift = extent.len_k - extent.len_q if leaf.offset is None else leaf.offset
     elsewhere = _with(mask, leaf, ~Full()).intervals(extent)  # between different remainders
-    band = Window(leaf.radius * step, leaf.radius * step, offset=leaf.offset)
+    reach = min(leaf.radius * step, FAR)
+    band = Window(reach, reach, offset=leaf.offset)
     within = _with(mask, leaf, band).intervals(extent)
     if elsewhere is None or within is None or bool((elsewhere[0] < elsewhere[1]).any()):
         return None

@@ -83,6 +83,7 @@ from npattn.kernels.tile.numba_cpu._rows import (
     store_row,
 )
 from npattn.kernels.tile.numba_cpu._tile import (
+    clear_unseen,
     finish_logits,
     first_visible,
     last_visible,
@@ -275,6 +276,22 @@ def pair_step_of_pairs(
         copy_rows(source, p.q_i, wide, k_row, count, p.dim, p.kind, one)
         source = p.dout + b * p.dout_b + h * p.dout_h + i0 * p.dout_i
         copy_rows(source, p.dout_i, wide_do, v_row, count, p.dim_v, p.kind, one)
+        if (
+            has_nonfinite(wide_k, k_row, keys_read, q_vectors, one)
+            or has_nonfinite(wide, k_row, count, q_vectors, one)
+            or has_nonfinite(wide_do, v_row, count, v_vectors, one)
+        ):  # what meets nobody is multiplied as zeros: the same bits whatever it holds
+            size = scalar_bytes(one)
+            visible = capped + p.tile_q * s_row
+            clear_unseen(wide_k, k_row, keys_read, q_vectors, visible, size, s_row, count, one)
+            clear_unseen(wide, k_row, count, q_vectors, visible, s_row, size, width_k, one)
+            clear_unseen(wide_do, v_row, count, v_vectors, visible, s_row, size, width_k, one)
+            q_pairs = wide_k + p.tile_k * k_row
+            do_pairs = q_pairs + p.tile_q // 2 * k_row
+            k_pairs = do_pairs + p.tile_q // 2 * v_row
+            round_pairs_of_rows(wide, k_row, q_pairs, k_row, count, q_vectors, one)
+            round_pairs_of_rows(wide_do, v_row, do_pairs, v_row, count, v_vectors, one)
+            round_pairs_of_rows(wide_k, k_row, k_pairs, k_row, keys_read, q_vectors, one)
         masked = add_visible(
             p, True, count, keys_read, wide, wide_do, v_row, wide_k, k_row, s, dp, capped, dq, dk, dv, one
         )

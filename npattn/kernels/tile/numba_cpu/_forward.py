@@ -67,11 +67,13 @@ from npattn.kernels.tile.numba_cpu._rows import (
     pack_pairs_of_rows,
     pack_pairs_transposed,
     pack_transposed,
+    round_pairs_of_rows,
     round_rows,
     store_rest,
     store_row,
 )
 from npattn.kernels.tile.numba_cpu._tile import (
+    clear_unseen,
     drop_rows,
     finish_logits,
     first_visible,
@@ -124,6 +126,12 @@ def key_step(
             partial = has_nonfinite(v, value_row, width_k, acc_vectors, one)
         if partial:
             note_visible(s, s_row, visible, rows, vectors, one)
+            if dot:  # what no row sees is multiplied as zeros: the same bits whatever it holds
+                clear_unseen(plain_v, acc_row, keys_read, acc_vectors, visible, size, s_row, rows, one)
+                partial = has_nonfinite(plain_v, acc_row, keys_read, acc_vectors, one)
+                if not partial:
+                    v = rounded + p.tile_q * p.tile_k * 2
+                    round_pairs_of_rows(plain_v, acc_row, v, value_row, keys_read, acc_vectors, one)
     online_softmax(s, s_row, m, l_parts, acc, acc_row, acc_vectors, rows, vectors, one)
     if shares != 0:
         for r in range(rows):
@@ -354,7 +362,8 @@ def _forward_units(address, first, stop, scratch, dot, one):
     keys = scratch + p.tile_q * (2 * s_row + width + q_row + value_vectors * width)
     keys += 4 * p.tile_q * size  # m, shares, totals, again
     if dot:
-        keys += p.tile_k * (value_vectors * width + p.tile_q * 2)  # plain_v, rounded
+        # plain_v, rounded, and plain_v in pairs again
+        keys += p.tile_k * (value_vectors * width + p.tile_q * 2) + p.tile_k // 2 * value_vectors * width
     units = p.splits * p.chunks * pairs
     for unit in range(first, stop):
         rank = 2 * unit if 2 * unit < units else 2 * (units - unit) - 1

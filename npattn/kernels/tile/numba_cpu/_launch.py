@@ -129,7 +129,7 @@ def _make_forward(problem: Problem, plan: TilePlan, threads: int) -> _Launch:
     if fields["kind"] == 2 and _host.HAS_BF16_DOT:
         kernel = _forward.forward_units_of_pairs
         fields["scale_before"], fields["scale_after"] = 1.0, problem.scale  # keys keep their bits
-        scratch_bytes += TILE_K * (v_row + TILE_Q * 2)
+        scratch_bytes += TILE_K * (v_row + TILE_Q * 2) + TILE_K // 2 * v_row
     tiles = 1 if lazy else fields["num_cols"]
     scratch_bytes += tiles * TILE_K * problem.head_dim * size
     if fields["kind"] or v_row != problem.head_dim_v * size:
@@ -256,7 +256,7 @@ def _make_backward(problem: Problem, plan: TilePlan, threads: int) -> _Launch:
         kernel = _backward.key_units_of_pairs
         fields["scale_before"], fields["scale_after"] = 1.0, problem.scale  # keys keep their bits
         scratch_bytes += TILE_Q // 2 * (q_row + v_row) + 3 * TILE_Q * TILE_K * size // 2
-        scratch_bytes += TILE_Q * (q_row + v_row) + TILE_K * q_row
+        scratch_bytes += (TILE_Q + TILE_Q // 2) * (q_row + v_row) + (TILE_K + TILE_K // 2) * q_row
     work = _work(problem, plan, 3 * dim + 2 * dim_v)
     serial = threads == 1 or work < _SERIAL
     items = 1 if serial else min(8 * threads, max(1, work // _ITEM))

@@ -36,7 +36,7 @@ from npattn.kernels._simd.vectors import (
     sub,
     vector_bytes,
 )
-from npattn.kernels.tile.numba_cpu._rows import NEGATIVE_INFINITY, element
+from npattn.kernels.tile.numba_cpu._rows import NEGATIVE_INFINITY, element, fill_zero, has_nonfinite
 from npattn.plans.tiles import BITS, INTERVAL
 
 
@@ -252,6 +252,23 @@ def note_visible(s, s_row, visible, rows, vectors, one):
         for c in range(vectors):
             at = r * s_row + c * width
             store(visible + at, keep_where_equal(load(s + at, one), ninf, zeros, ones))
+
+
+@part()
+def clear_unseen(rows_at, row, count, vectors, visible, across, along, others, one):
+    """Zero the rows that hold an inf or NaN and belong to no visible pair.
+
+    ``visible`` (see ``note_visible``) steps by ``across`` from row to row, by ``along`` to each of the
+    ``others`` it may meet.
+    """
+    zero = cast(0.0, one)
+    for r in range(count):
+        if has_nonfinite(rows_at + r * row, 0, 1, vectors, one):
+            seen = False
+            for o in range(others):
+                seen = seen or load_scalar(visible + r * across + o * along, one) != zero
+            if not seen:
+                fill_zero(rows_at + r * row, vectors, one)
 
 
 @part()
