@@ -255,3 +255,12 @@ def test_gradients_that_cancel_do_not_carry_the_rounding_of_out(attend, rng, dty
     (total,) = pullback(dout).bias.ravel()
     rows = np.sqrt(dout.shape[1] * dout.shape[2])
     assert abs(total) < rows * 2.0**-15
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_with_one_visible_key_dropout_leaves_queries_and_keys_no_gradient(attend, rng, dtype):
+    """The weight is 1 whatever the logit; 1 / (1 - p) must not be rounded before it meets the value."""
+    q, k, v, dout = (rng.standard_normal((1, 2, 40, 16)).astype(dtype) for _ in range(4))
+    _, pullback = attend.attention_vjp(q, k, v, mask=masks.Window(0, 0), dropout_p=0.1, seed=3)
+    grads = pullback(dout)
+    assert max(abs(grads.query).max(), abs(grads.key).max()) < (2e-3 if dtype == ml_dtypes.bfloat16 else 2e-5)

@@ -272,6 +272,7 @@ def query_block(
                     else:
                         done = load_scalar(again + r * size, one) != zero
                         share = unit
+                share = share * cast(p.out_factor, one)
                 if done:
                     store_row(acc + r * acc_row, target + ii * p.out_i, p.dim_v, share, out_kind, one)
                     if p.rest != 0:

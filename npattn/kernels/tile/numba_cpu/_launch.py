@@ -128,6 +128,8 @@ def _make_forward(problem: Problem, plan: TilePlan, threads: int) -> _Launch:
     kernel = _forward.forward_units
     if fields["kind"] == 2 and _host.HAS_BF16_DOT:
         kernel = _forward.forward_units_of_pairs
+        # weights are rounded: 1 stays 1 if what dropout multiplies them by waits for the output
+        fields["keep_factor"], fields["out_factor"] = 1.0, fields["keep_factor"]
         fields["scale_before"], fields["scale_after"] = 1.0, problem.scale  # keys keep their bits
         scratch_bytes += TILE_K * (v_row + TILE_Q * 2) + TILE_K // 2 * v_row
     tiles = 1 if lazy else fields["num_cols"]

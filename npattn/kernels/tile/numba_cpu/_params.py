@@ -38,7 +38,15 @@ SHAPE: Final = (  # noqa: SIM905
     "chunks chunk_start reach heads_together splits lazy"
 ).split()
 # of the logits; of their gradients (apart, as bfloat16 keys are not scaled before the product)
-FLOATS: Final = ("scale_before", "scale_after", "grad_before", "grad_after", "softcap", "keep_factor")
+FLOATS: Final = (
+    "scale_before",
+    "scale_after",
+    "grad_before",
+    "grad_after",
+    "softcap",
+    "keep_factor",
+    "out_factor",
+)
 FORWARD_CALL: Final = CALL.index("dout")  # the fields of CALL a forward call fills
 
 _DTYPE = np.dtype([(name, np.int64) for name in CALL + SHAPE] + [(name, np.float64) for name in FLOATS])
@@ -87,6 +95,7 @@ def describe(problem: Problem, plan: TilePlan) -> dict[str, Any]:
         "grad_after": after,
         "softcap": problem.softcap,
         "keep_factor": 1.0 / (1.0 - problem.dropout_p),
+        "out_factor": 1.0,
         "tile_q": plan.tile_q,
         "tile_k": plan.tile_k,
         "num_rows": plan.row_ptr.shape[1] - 1,
