@@ -6,6 +6,13 @@ import sys
 import npattn
 
 
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0.0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, at least 0, got {text}")
+    return value
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit status."""
     parser = argparse.ArgumentParser(
@@ -16,9 +23,9 @@ def main(arguments: list[str] | None = None) -> int:
     commands.add_parser("info", help="versions, processor features, threads, usable backends")
     demo = commands.add_parser("demo", help="attention on a real text, training and graphs, in a minute")
     demo.add_argument("--tokens", type=int, default=8192, help="words of the text to attend over")
-    demo.add_argument("--seconds", type=float, default=20.0, help="how long the character model trains")
+    demo.add_argument("--seconds", type=_seconds, default=20.0, help="how long the character model trains")
     bench = commands.add_parser("bench", help="a one-minute benchmark of this machine")
-    bench.add_argument("--seconds", type=float, default=60.0, help="roughly how long to measure")
+    bench.add_argument("--seconds", type=_seconds, default=60.0, help="roughly how long to measure")
     options = parser.parse_args(arguments)
     try:
         if options.command == "info":

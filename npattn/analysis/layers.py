@@ -4,8 +4,40 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from npattn.analysis.cost import Cost, attention_cost
+import numpy as np
+
+from npattn.analysis.formulas import Cost, attention_cost
 from npattn.masks import Causal, Mask, Window
+
+
+def cost(subject: Any, *args: Any, **options: Any) -> Cost:
+    """What a layer or one call of attention costs.
+
+    Parameters
+    ----------
+    subject : Layer or int
+        A layer or model: ``layer_cost(subject, length, ...)``. A length of queries:
+        ``attention_cost(subject, ...)``.
+    *args, **options
+        As there.
+
+    Returns
+    -------
+    cost : Cost
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn import analysis, nn
+    >>> analysis.cost(1024, heads=8, head_dim=64) == analysis.attention_cost(1024, heads=8, head_dim=64)
+    True
+    >>> layer = nn.Linear(16, 32, rng=np.random.default_rng(0))
+    >>> analysis.cost(layer, 10).flops == 2 * 10 * 16 * 32
+    True
+    """
+    if isinstance(subject, int | np.integer):
+        return attention_cost(int(subject), *args, **options)
+    return layer_cost(subject, *args, **options)
 
 
 def layer_cost(layer: Any, length: int, *, batch: int = 1, backward: bool = False) -> Cost:
@@ -62,7 +94,7 @@ def layer_cost(layer: Any, length: int, *, batch: int = 1, backward: bool = Fals
         return Cost(flops, tally.exps, tally.moved * item, peak * item)
     flops = 3 * tally.products + tally.attention_step  # dx and dweight are a product each
     moved = 3 * tally.moved + 2 * tally.kept + size
-    held = tally.kept + tally.tokens * width + size + peak
+    held = tally.kept + tally.tokens * width + size + max(peak, 2 * tally.again)
     return Cost(flops, 2 * tally.exps, moved * item, held * item)
 
 
@@ -78,6 +110,7 @@ class _Tally:
     exps: int = 0
     moved: int = 0  # read and written, parameters included
     kept: int = 0  # what pullbacks hold
+    again: int = 0  # the largest of what they compute again for a moment
 
     @property
     def tokens(self) -> int:
@@ -139,16 +172,17 @@ def _position(layer: Any, tally: _Tally, width: int) -> tuple[int, int]:
 
 
 def _mlp(layer: Any, tally: _Tally, width: int) -> tuple[int, int]:
-    """up, activation, down: the hidden layer before and after the activation lives at once, and is kept."""
+    """up, activation, down. Without a gate one hidden array: activated in cache, kept as it was before."""
     hidden, _ = _linear(layer.up, tally, width)
     gate = 0
     if hasattr(layer, "gate"):
         gate, _ = _linear(layer.gate, tally, width)
         tally.kept -= tally.tokens * layer.gate.weight.shape[1]  # the same input as up's
-    tally.kept += hidden + gate
+    tally.kept += gate + (hidden if gate else 0)
+    tally.again = max(tally.again, 0 if gate else hidden)
     tally.moved += 2 * hidden + gate
     out, width = _linear(layer.down, tally, width)
-    return max(2 * hidden + gate, hidden + out), width
+    return max((2 * hidden + gate) if gate else hidden, hidden + out), width
 
 
 def _attention(layer: Any, tally: _Tally, width: int) -> tuple[int, int]:

@@ -61,6 +61,8 @@ class Linear(Layer):
         dtype: Any = np.float32,
     ) -> None:
         rng = generator(rng)
+        if in_dim < 1 or out_dim < 1:
+            raise ValueError(f"in_dim and out_dim must be at least 1, got {in_dim} and {out_dim}")
         self.weight = fan_in_uniform(rng, (out_dim, in_dim), in_dim, dtype)
         self.bias = fan_in_uniform(rng, (out_dim,), in_dim, dtype) if bias else None
 

@@ -240,6 +240,11 @@ def _place(seed: int | None, index: int) -> int | None:
 
 def _cached_positions(ids: Array, cache: Any, lengths: Any) -> Array:
     """Where the ids stand behind what the cache holds, (batch, length); padding rows repeat the last one."""
+    if not hasattr(cache, "guard"):
+        raise TypeError(
+            f"cache must hold the caches of all layers, as new_cache(batch, capacity) makes it, got "
+            f"{type(cache).__name__}; npattn.cache.LayerCaches joins caches made one by one"
+        )
     batch, kept = (1 if ids.ndim == 1 else len(ids)), len(cache.lengths)
     if batch != kept:
         raise ValueError(f"ids of shape {tuple(ids.shape)} do not fit a cache of {kept} sequences (axis 0)")

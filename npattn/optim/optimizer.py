@@ -96,14 +96,18 @@ def check_same(given: Mapping[str, Any], expected: Mapping[str, Array], what: st
     ]
     wrong += [f"{name}: unknown" for name in given if name not in expected]
     wrong += [
-        f"{name}: shape {given[name].shape}, expected {array.shape}"
+        f"{name}: {_described(given[name])}, expected {array.shape}"
         for name, array in expected.items()
-        if name in given and given[name].shape != array.shape
+        if name in given and getattr(given[name], "shape", None) != array.shape
     ]
     if wrong:
         raise ValueError(
             f"the {what} do not fit the parameters; nothing was changed:\n  " + "\n  ".join(wrong)
         )
+
+
+def _described(value: Any) -> str:
+    return f"shape {value.shape}" if hasattr(value, "shape") else type(value).__name__
 
 
 def not_negative(name: str, value: float) -> float:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from npattn import masks, nn
+from npattn.cache import KVCache
 from npattn.functional.dropout import keep_mask
 
 F8 = np.float64
@@ -601,3 +602,17 @@ def test_a_single_token_without_its_axis_is_named(make, rng):
             call(x[0])
         with pytest.raises(ValueError, match=r"context must have shape.*got \(8,\)"):
             call(x, x[0])
+
+
+def test_a_cache_of_one_layer_is_not_that_of_a_model(rng):
+    model = decoder(rng)
+    cache = KVCache(1, 2, 8, 4, dtype=F8)
+    for wrong in (cache, [cache, cache]):
+        with pytest.raises(TypeError, match=r"cache must hold the caches of all layers.*new_cache"):
+            model(np.zeros((1, 3), int), cache=wrong)
+
+
+@pytest.mark.parametrize("sizes", [(0, 4), (4, 0), (-1, 4)])
+def test_a_layer_without_features_is_refused(sizes, rng):
+    with pytest.raises(ValueError, match="in_dim and out_dim must be at least 1"):
+        nn.Linear(*sizes, rng=rng)

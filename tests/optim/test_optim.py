@@ -201,3 +201,11 @@ def test_a_small_model_learns(rng):
         losses.append(loss)
     assert losses[0] == pytest.approx(np.log(5), rel=0.1)
     assert losses[-1] < 0.05
+
+
+def test_a_gradient_that_is_no_array_is_named():
+    p = {"a": np.ones(3, np.float32)}
+    optimiser = optim.SGD(p, lr=0.1)
+    with pytest.raises(ValueError, match=r"a: NoneType, expected \(3,\)"):
+        optimiser.step({"a": None})
+    np.testing.assert_array_equal(p["a"], 1)
