@@ -42,12 +42,9 @@ Q and dO are read in place where their rows are contiguous whole vectors, and co
 
 from typing import Final
 
-from numba import types
-
 from npattn.kernels._jit import jit
 from npattn.kernels._parts import part
 from npattn.kernels._simd.exp import exp_scalar
-from npattn.kernels._simd.matmul import matmul, matmul_pairs
 from npattn.kernels._simd.vectors import (
     add,
     cast,
@@ -67,30 +64,27 @@ from npattn.kernels._simd.vectors import (
     store_scalar,
     vector_bytes,
 )
-from npattn.kernels.tile.numba_cpu._gradients import add_dbias, uncap, weights_and_grads
+from npattn.kernels.tile.numba_cpu._gradients import (
+    add_dbias,
+    pair_step,
+    pair_step_of_pairs,
+    tile_gradients,
+)
 from npattn.kernels.tile.numba_cpu._params import params_at
 from npattn.kernels.tile.numba_cpu._rows import (
     NEGATIVE_INFINITY,
     copy_pairs,
     copy_rows,
     fill_zero,
-    has_nonfinite,
     pack_pairs_of_rows,
     pack_pairs_transposed,
     pack_transposed,
-    round_pairs_of_rows,
-    round_rows,
     store_row,
 )
 from npattn.kernels.tile.numba_cpu._tile import (
-    clear_unseen,
-    finish_logits,
     first_visible,
     last_visible,
     list_of,
-    matmul_visible,
-    note_visible,
-    scale_rows,
 )
 from npattn.plans.tiles import INTERVAL
 
@@ -151,160 +145,6 @@ def _row_units(address, first, stop, scratch, one):
                 dsink -= exp_scalar(sink - load_scalar(p.m + at, one)) * inverse * e
         if p.has_sinks:
             store_scalar(p.dsinks + unit * 8, dsink)
-
-
-@part(types.boolean, static=("dot",))
-def tile_gradients(
-    p, b, h, lst, i0, count, j0, width_k, kind, bitmap, q, q_row, do, do_row, kt, vt, s, dp, capped,
-    factor, dot, one,
-):  # fmt: skip
-    """S and dP of one pair of tiles, then P and factor * dS in place; returns whether pairs are masked."""
-    n = lanes(one)
-    size = scalar_bytes(one)
-    vectors = (width_k + n - 1) // n
-    s_row = p.tile_k * size
-    if dot:
-        matmul_pairs(q, q_row, 4, kt, s_row, s, s_row, count, vectors, (p.dim + 1) // 2, False, one)
-        matmul_pairs(do, do_row, 4, vt, s_row, dp, s_row, count, vectors, (p.dim_v + 1) // 2, False, one)
-    else:
-        matmul(q, q_row, size, kt, s_row, s, s_row, count, vectors, p.dim, False, one)
-        matmul(do, do_row, size, vt, s_row, dp, s_row, count, vectors, p.dim_v, False, one)
-    masked = finish_logits(
-        p, b, lst, h, 1, i0, count, j0, width_k, kind, bitmap, s, s_row, vectors, capped, one
-    )
-    if masked:
-        note_visible(s, s_row, capped + p.tile_q * s_row, count, vectors, one)
-    weights_and_grads(p, b, h, i0, count, j0, vectors, s, dp, s_row, masked, factor, one)
-    return masked
-
-
-@part(types.boolean, static=("dot",))
-def weights_of_step(
-    p, b, h, lst, i0, count, j0, width_k, kind, bitmap, q, q_row, do, do_row, kt, vt, s, dp, capped, dot, one
-):
-    """P and dS (times ``grad_before``) of some queries and some keys, and the bias's share of dS."""
-    n = lanes(one)
-    s_row = p.tile_k * scalar_bytes(one)
-    vectors = (width_k + n - 1) // n
-    scale = cast(p.grad_before, one)
-    late = p.has_bias or p.has_softcap  # the scale waits until dbias has had its share
-    masked = tile_gradients(
-        p, b, h, lst, i0, count, j0, width_k, kind, bitmap, q, q_row, do, do_row, kt, vt, s, dp, capped,
-        cast(1.0, one) if late else scale, dot, one,
-    )  # fmt: skip
-    if late:
-        if p.dbias != 0:
-            add_dbias(p, b, h, i0, count, j0, width_k, dp, s_row, one)
-        if p.has_softcap:
-            uncap(p, dp, capped, s_row, count, vectors, scale, one)
-        else:
-            scale_rows(dp, s_row, count, vectors, scale, one)
-    return masked
-
-
-@part(types.boolean)
-def add_visible(p, masked, count, width_k, q, do, v_row, k, k_row, s, dp, capped, dq, dk, dv, one):
-    """Add the shares of dQ, dK and dV pair by pair if masked pairs meet an inf or NaN; returns whether."""
-    if not masked:
-        return False
-    n = lanes(one)
-    size = scalar_bytes(one)
-    s_row = p.tile_k * size
-    q_vectors = (p.dim + n - 1) // n
-    v_vectors = (p.dim_v + n - 1) // n
-    q_row = q_vectors * vector_bytes(one)
-    if not (
-        has_nonfinite(k, k_row, width_k, q_vectors, one)
-        or has_nonfinite(q, q_row, count, q_vectors, one)
-        or has_nonfinite(do, v_row, count, v_vectors, one)
-    ):
-        return False
-    visible = capped + p.tile_q * s_row
-    matmul_visible(s, visible, size, s_row, do, v_row, dv, v_row, width_k, v_vectors, count, one)
-    matmul_visible(dp, visible, size, s_row, q, q_row, dk, q_row, width_k, q_vectors, count, one)
-    matmul_visible(dp, visible, s_row, size, k, k_row, dq, p.dq_row, count, q_vectors, width_k, one)
-    return True
-
-
-@part()
-def pair_step(
-    p, b, h, lst, i0, count, j0, width_k, kind, bitmap, q, do, v_row, kt, vt, k, k_row, s, dp, capped, dq, dk,
-    dv, one,
-):  # fmt: skip
-    """Some queries meet some keys: their shares of dQ, dK and dV."""
-    n = lanes(one)
-    size = scalar_bytes(one)
-    s_row = p.tile_k * size
-    q_vectors = (p.dim + n - 1) // n
-    v_vectors = (p.dim_v + n - 1) // n
-    q_row = q_vectors * vector_bytes(one)
-    masked = weights_of_step(
-        p, b, h, lst, i0, count, j0, width_k, kind, bitmap, q, q_row, do, v_row, kt, vt, s, dp, capped, False,
-        one,
-    )  # fmt: skip
-    if not add_visible(p, masked, count, width_k, q, do, v_row, k, k_row, s, dp, capped, dq, dk, dv, one):
-        matmul(s, size, s_row, do, v_row, dv, v_row, width_k, v_vectors, count, True, one)
-        matmul(dp, size, s_row, q, q_row, dk, q_row, width_k, q_vectors, count, True, one)
-        matmul(dp, s_row, size, k, k_row, dq, p.dq_row, count, q_vectors, width_k, True, one)
-
-
-@part()
-def pair_step_of_pairs(
-    p, b, h, g, lst, i0, count, j0, width_k, kind, bitmap, q, q_row, do, do_row, kt, vt, q_pairs, do_pairs,
-    k_pairs, p_pairs, ds_pairs, ds_rows, wide, s, dp, capped, dq, dk, dv, one,
-):  # fmt: skip
-    """The same by bfloat16 dot products: P and dS are rounded, dS along the keys and along the queries."""
-    n = lanes(one)
-    width = vector_bytes(one)
-    s_row = p.tile_k * scalar_bytes(one)
-    vectors = (width_k + n - 1) // n
-    q_vectors = (p.dim + n - 1) // n
-    v_vectors = (p.dim_v + n - 1) // n
-    k_row = q_vectors * width
-    v_row = v_vectors * width
-    masked = weights_of_step(
-        p, b, h, lst, i0, count, j0, width_k, kind, bitmap, q, q_row, do, do_row, kt, vt, s, dp, capped, True,
-        one,
-    )  # fmt: skip
-    if masked:
-        wide_do = wide + p.tile_q * k_row
-        wide_k = wide_do + p.tile_q * v_row
-        keys_read = lesser((width_k + 1) // 2 * 2, p.len_k - j0)  # whole pairs are multiplied
-        source = p.k + b * p.k_b + g * p.k_h + j0 * p.k_j
-        copy_rows(source, p.k_j, wide_k, k_row, keys_read, p.dim, p.kind, one)
-        source = p.q + b * p.q_b + h * p.q_h + i0 * p.q_i
-        copy_rows(source, p.q_i, wide, k_row, count, p.dim, p.kind, one)
-        source = p.dout + b * p.dout_b + h * p.dout_h + i0 * p.dout_i
-        copy_rows(source, p.dout_i, wide_do, v_row, count, p.dim_v, p.kind, one)
-        if (
-            has_nonfinite(wide_k, k_row, keys_read, q_vectors, one)
-            or has_nonfinite(wide, k_row, count, q_vectors, one)
-            or has_nonfinite(wide_do, v_row, count, v_vectors, one)
-        ):  # what meets nobody is multiplied as zeros: the same bits whatever it holds
-            size = scalar_bytes(one)
-            visible = capped + p.tile_q * s_row
-            clear_unseen(wide_k, k_row, keys_read, q_vectors, visible, size, s_row, count, one)
-            clear_unseen(wide, k_row, count, q_vectors, visible, s_row, size, width_k, one)
-            clear_unseen(wide_do, v_row, count, v_vectors, visible, s_row, size, width_k, one)
-            q_pairs = wide_k + p.tile_k * k_row
-            do_pairs = q_pairs + p.tile_q // 2 * k_row
-            k_pairs = do_pairs + p.tile_q // 2 * v_row
-            round_pairs_of_rows(wide, k_row, q_pairs, k_row, count, q_vectors, one)
-            round_pairs_of_rows(wide_do, v_row, do_pairs, v_row, count, v_vectors, one)
-            round_pairs_of_rows(wide_k, k_row, k_pairs, k_row, keys_read, q_vectors, one)
-        masked = add_visible(
-            p, True, count, keys_read, wide, wide_do, v_row, wide_k, k_row, s, dp, capped, dq, dk, dv, one
-        )
-    if not masked:
-        half_row = p.tile_k * 2
-        pairs_q = (count + 1) // 2
-        pairs_k = (width_k + 1) // 2
-        round_pairs_of_rows(s, s_row, p_pairs, s_row, count, vectors, one)
-        round_pairs_of_rows(dp, s_row, ds_pairs, s_row, count, vectors, one)
-        round_rows(dp, ds_rows, s_row, half_row, count, vectors, one)
-        matmul_pairs(p_pairs, 4, s_row, do_pairs, v_row, dv, v_row, width_k, v_vectors, pairs_q, True, one)
-        matmul_pairs(ds_pairs, 4, s_row, q_pairs, k_row, dk, k_row, width_k, q_vectors, pairs_q, True, one)
-        matmul_pairs(ds_rows, half_row, 4, k_pairs, k_row, dq, p.dq_row, count, q_vectors, pairs_k, True, one)
 
 
 @part(static=("dot",))
